@@ -1,0 +1,146 @@
+"""What `chat` and `run` share: load a model, stream an answer, stop it on Ctrl-C, and say what it cost."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from ..errors import DownloadError
+from ..settings import settings
+from .pull import pull_with_progress
+from .terminal import StatusLine, say, visible
+
+if TYPE_CHECKING:
+    from ..load import LLM
+    from ..metrics import Timings
+    from ..schedule.generation import Generation
+
+__all__ = ["Outcome", "figures", "open_model", "stream"]
+
+
+def open_model(
+    name: str, *, n_ctx: int | None, threads: int | None, seed: int | None, offline: bool, quiet: bool = False
+) -> LLM:
+    """Load a model; pull it first when it is a name of the manifest that is not on this disk.
+
+    Raises what load and pull raise, and DownloadError when it would have to be pulled but may not.
+    """
+    from .. import store
+    from ..load import load
+    from ..store.cache import find_pulled
+
+    chosen = settings()
+    listed = store.manifest().find(name)
+    have = find_pulled(chosen, name)
+    if listed and (have is None or have.problem) and not _is_file(name):
+        if offline or chosen.offline:
+            raise DownloadError(
+                f"model {listed.name} is not on this disk and downloads are off (--offline, EDGEINFER_OFFLINE or "
+                f"HF_HUB_OFFLINE); once there is a network, run `edgeinfer pull {listed.name}`"
+            )
+        pull_with_progress(listed.name)
+    with StatusLine(quiet) as status:
+        return load(name, n_ctx=n_ctx, n_threads=threads, seed=seed, progress=status)
+
+
+def _is_file(name: str) -> bool:
+    from pathlib import Path
+
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+@dataclass
+class Outcome:
+    """An answer that was streamed to its end."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: str = "cancelled"
+    timings: Timings | None = None
+
+
+@contextmanager
+def _stop_on_interrupt(answer: Generation) -> Iterator[None]:
+    """While inside, the first Ctrl-C asks the answer to end at its next token; a second one ends the program."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        answer.cancel()
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before if before is not None else signal.default_int_handler)
+
+
+def stream(answer: Generation, write: Callable[[str], None]) -> Outcome:
+    """Read an answer to its end, giving each piece of text to `write` as it comes."""
+    outcome = Outcome()
+    pieces: list[str] = []
+    with _stop_on_interrupt(answer), answer:
+        for chunk in answer:
+            if chunk.token is not None:
+                outcome.tokens.append(chunk.token)
+            if chunk.text:
+                pieces.append(chunk.text)
+                write(chunk.text)
+            if chunk.finish_reason:
+                outcome.finish_reason = chunk.finish_reason
+    outcome.text = "".join(pieces)
+    outcome.timings = answer.timings
+    return outcome
+
+
+def write_out(text: str) -> None:
+    """Write a piece of an answer to stdout at once; on a terminal, without what could drive it."""
+    sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def end_line(text: str) -> None:
+    """End the line of an answer unless it ended it itself."""
+    if not text.endswith("\n"):
+        write_out("\n")
+
+
+def figures(timings: Timings | None, finish_reason: str) -> str:
+    """One line about the speed of an answer; a figure that is not defined is a dash."""
+    if timings is None:
+        return "no figures"
+
+    def show(value: float | None, unit: str) -> str:
+        return "-" if value is None else f"{value:.{2 if value < 10 else 1}f} {unit}"
+
+    reused = f" ({timings.n_reused} reused)" if timings.n_reused else ""
+    return (
+        f"TTFT {show(timings.ttft_s, 's')} | prefill {timings.n_prefill} tokens{reused} "
+        f"{show(timings.prefill_tok_s, 'tok/s')} | decode {timings.n_out} tokens "
+        f"{show(timings.decode_tok_s, 'tok/s')} | {finish_reason}"
+    )
+
+
+def sampling(**options: Any) -> dict[str, Any]:
+    """The sampling options that the user gave, under the API's names; the others keep the API's defaults."""
+    return {name: value for name, value in options.items() if value is not None and value != ()}
+
+
+def say_no_template(llm: LLM) -> None:
+    """Tell why a conversation becomes plain completion."""
+    say("this model file has no usable chat template: it continues the text as it is, without roles or memory of turns")

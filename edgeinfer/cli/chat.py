@@ -1,0 +1,246 @@
+"""`edgeinfer chat`: talk with a model. A prompt with history on a terminal; one message and its answer in a pipe."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import ContextOverflowError, EdgeInferError, EngineError, SettingError
+from ..settings import settings
+from .answer import Outcome, end_line, figures, open_model, sampling, say_no_template, stream, write_out
+from .completion import complete_model
+from .conversation import Conversation
+from .terminal import check_text, read_input, say
+
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.history import History
+
+__all__ = ["chat"]
+
+_HELP = """\
+/help             show this
+/reset            forget the conversation, keep the system message
+/system [TEXT]    show the system message, or set it ("" removes it)
+/stats            switch the figures after each answer on or off
+/save FILE        write the conversation to a file
+/load FILE        go on with a saved conversation
+/quit             leave; so does Ctrl-D
+//TEXT            send a message that begins with a slash
+Alt-Enter makes a new line, Ctrl-C stops an answer, the arrow keys walk through earlier messages."""
+
+
+@click.command()
+@click.argument("model", default="", shell_complete=complete_model)
+@click.option("--system", default="", help="System message: how the model is to behave.")
+@click.option("-n", "--max-tokens", type=int, help="Most tokens of an answer.  [default: until it ends]")
+@click.option("--temp", "temperature", type=float, help="Temperature; 0 always takes the likeliest token.")
+@click.option("--n-ctx", type=int, help="Context in tokens.  [default: what it was trained for, at most 4096]")
+@click.option("-t", "--threads", type=int, help="Threads to compute with.")
+@click.option("--seed", type=int, help="Makes the answers repeatable.")
+@click.option("--stats", is_flag=True, help="Show TTFT and tok/s after each answer.")
+@click.option("--offline", is_flag=True, help="Never use the network.")
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing on stderr but errors.")
+def chat(
+    model: str,
+    system: str,
+    max_tokens: int | None,
+    temperature: float | None,
+    n_ctx: int | None,
+    threads: int | None,
+    seed: int | None,
+    stats: bool,
+    offline: bool,
+    quiet: bool,
+) -> int:
+    """Talk with MODEL (default: smollm2-135m, pulled at the first start).
+
+    On a terminal it prompts, and /help lists what else it understands. Text that is piped in is one message: it is
+    answered and the program ends.
+    """
+    from .. import store
+
+    interactive = sys.stdin is not None and sys.stdin.isatty()
+    text = "" if interactive else read_input()
+    if not interactive and not text.strip():
+        return 0
+    system = check_text(system, "--system")
+    chosen = sampling(max_tokens=max_tokens, temperature=temperature)
+    name = model or store.manifest().default
+    with open_model(name, n_ctx=n_ctx, threads=threads, seed=seed, offline=offline, quiet=quiet) as llm:
+        if llm.template is None and not quiet:
+            say_no_template(llm)
+        talk = Conversation(llm, name, system)
+        if interactive:
+            return _Prompt(talk, chosen, stats, quiet).run()
+        outcome = _answer(talk, text, chosen)
+        if stats:
+            say(figures(outcome.timings, outcome.finish_reason))
+        return 130 if outcome.finish_reason == "cancelled" else 0
+
+
+def _answer(talk: Conversation, text: str, chosen: dict[str, Any]) -> Outcome:
+    shown: list[str] = []
+
+    def write(piece: str) -> None:
+        shown.append(piece)
+        write_out(piece)
+
+    try:
+        outcome = stream(talk.ask(text, chosen), write)
+    except EdgeInferError:
+        if shown:
+            end_line(shown[-1])
+        raise
+    end_line(outcome.text)
+    talk.keep(text, outcome.text)
+    return outcome
+
+
+def _history() -> History:
+    """The history of prompts: a file that only its owner can read, or memory where none can be written."""
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    path = settings().home / "chat_history"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.fchmod(handle, 0o600)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        say(f"the prompt history is not kept: {path}: {error.strerror or error}")
+        return InMemoryHistory()
+    return FileHistory(str(path))
+
+
+class _Prompt:
+    """The loop of an interactive chat."""
+
+    def __init__(self, talk: Conversation, chosen: dict[str, Any], stats: bool, quiet: bool) -> None:
+        self.talk, self.chosen, self.stats, self.quiet = talk, chosen, stats, quiet
+        self.last: Outcome | None = None
+        self.commands: dict[str, Callable[[str], None]] = {
+            "help": lambda rest: say(_HELP),
+            "reset": self._reset,
+            "system": self._system,
+            "stats": self._stats,
+            "save": self._save,
+            "load": self._load,
+        }
+
+    def _session(self) -> PromptSession[str]:
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.completion import WordCompleter
+        from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+        from prompt_toolkit.output import create_output
+
+        keys = KeyBindings()
+
+        @keys.add("escape", "enter")
+        def new_line(event: KeyPressEvent) -> None:
+            event.current_buffer.insert_text("\n")
+
+        words = [f"/{name}" for name in (*self.commands, "quit")]
+        return PromptSession(
+            history=_history(),
+            completer=WordCompleter(words, sentence=True),
+            complete_while_typing=False,
+            key_bindings=keys,
+            prompt_continuation="  ",
+            output=create_output(always_prefer_tty=True),  # the answer may go to a file while we prompt on the terminal
+        )
+
+    def run(self) -> int:
+        """Prompt and answer until the user leaves; return the exit code."""
+        session = self._session()
+        if not self.quiet:
+            say(f"{self.talk.model}, {self.talk.llm.n_ctx} tokens of context; /help lists the commands, Ctrl-D leaves")
+        warned = False
+        while True:
+            try:
+                text = session.prompt("> ")
+            except KeyboardInterrupt:
+                if warned:
+                    return 130
+                warned = True
+                say("Ctrl-C once more leaves; so do Ctrl-D and /quit")
+                continue
+            except EOFError:
+                return 0
+            warned = False
+            try:
+                if not self._line(text):
+                    return 0
+            except EngineError:
+                raise  # nothing more can be asked of this engine
+            except ContextOverflowError as error:
+                say(f"{error}; /reset forgets the conversation")
+            except EdgeInferError as error:
+                say(str(error))
+
+    def _line(self, text: str) -> bool:
+        """Act on a line; False ends the chat."""
+        text = text.strip()
+        if text.startswith("//"):
+            text = text[1:]
+        elif text.startswith("/"):
+            name, _, rest = text[1:].partition(" ")
+            if name in ("quit", "exit", "bye"):
+                return False
+            if name not in self.commands:
+                raise SettingError(f"there is no command /{name}; /help lists them, //{name} sends it as text")
+            self.commands[name](rest.strip())
+            return True
+        if not text:
+            return True
+        self.last = _answer(self.talk, check_text(text, "the message"), self.chosen)
+        if self.last.finish_reason == "cancelled":
+            say("[stopped]")
+        elif self.last.finish_reason == "length" and "max_tokens" not in self.chosen and self.talk.llm.template:
+            say("[the context is full; /reset forgets the conversation]")
+        if self.stats:
+            say(figures(self.last.timings, self.last.finish_reason))
+        return True
+
+    def _reset(self, rest: str) -> None:
+        self.talk.reset()
+        say("the conversation is forgotten")
+
+    def _system(self, rest: str) -> None:
+        if rest:
+            self.talk.system = "" if rest in ('""', "''") else rest
+        say(f"system message: {self.talk.system}" if self.talk.system else "no system message")
+
+    def _stats(self, rest: str) -> None:
+        self.stats = not self.stats
+        say(f"figures after each answer: {'on' if self.stats else 'off'}")
+        if self.stats and self.last:
+            say(figures(self.last.timings, self.last.finish_reason))
+
+    def _save(self, rest: str) -> None:
+        path = _file_argument(rest, "save")
+        self.talk.save(path)
+        say(f"saved {len(self.talk.messages)} messages to {path}")
+
+    def _load(self, rest: str) -> None:
+        path = _file_argument(rest, "load")
+        self.talk.load(path)
+        say(f"loaded {len(self.talk.messages)} messages from {path}")
+
+
+def _file_argument(rest: str, command: str) -> Path:
+    try:
+        parts = shlex.split(rest)
+    except ValueError:
+        parts = []
+    if len(parts) != 1:
+        raise SettingError(f"/{command} wants one file name: /{command} FILE")
+    return Path(parts[0]).expanduser()

@@ -1,0 +1,113 @@
+"""`edgeinfer run`: one prompt, one answer."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from .answer import end_line, figures, open_model, sampling, say_no_template, stream, write_out
+from .completion import complete_model
+from .terminal import check_text, read_input, say
+
+__all__ = ["run"]
+
+
+@click.command()
+@click.argument("model", shell_complete=complete_model)
+@click.option("-p", "--prompt", help="The text to continue or answer; without it, all of standard input.")
+@click.option("--chat", "as_chat", is_flag=True, help="Answer it as a message, with the model's chat template.")
+@click.option("--system", help="With --chat: the system message.")
+@click.option("-n", "--max-tokens", type=int, help="Most tokens of the answer.  [default: until it ends]")
+@click.option("--temp", "temperature", type=float, help="Temperature; 0 always takes the likeliest token.")
+@click.option("--top-k", type=int, help="Sample from the k likeliest tokens; 0 is off.")
+@click.option("--top-p", type=float, help="Sample from the likeliest tokens that make up this share; 1 is off.")
+@click.option("--min-p", type=float, help="Sample from tokens this likely relative to the best; 0 is off.")
+@click.option("--repeat-penalty", type=float, help="Penalty for tokens seen lately; 1 is off.")
+@click.option("--n-ctx", type=int, help="Context in tokens.  [default: what it was trained for, at most 4096]")
+@click.option("-t", "--threads", type=int, help="Threads to compute with.")
+@click.option("--seed", type=int, help="Makes the answer repeatable.")
+@click.option("--stop", multiple=True, help="End before this text; may be given several times.")
+@click.option("--ignore-eos", is_flag=True, help="Go on past the model's end token, up to the limit.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document: text, tokens, timings, finish_reason.")
+@click.option("--stats", is_flag=True, help="Print TTFT and tok/s on stderr.")
+@click.option("--offline", is_flag=True, help="Never use the network.")
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing on stderr but errors.")
+def run(
+    model: str,
+    prompt: str | None,
+    as_chat: bool,
+    system: str | None,
+    stop: tuple[str, ...],
+    ignore_eos: bool,
+    as_json: bool,
+    stats: bool,
+    offline: bool,
+    quiet: bool,
+    n_ctx: int | None,
+    threads: int | None,
+    seed: int | None,
+    **numbers: Any,
+) -> int:
+    """Answer one prompt with MODEL and exit.
+
+    Without --chat the model continues the prompt as it is. The answer goes to standard output, all else to standard
+    error.
+
+    \b
+    edgeinfer run smollm2-135m -p "The capital of France is" -n 16 --temp 0
+    git diff | edgeinfer run smollm2-135m --chat --system "Summarise the change in one line."
+    """
+    if system is not None and not as_chat:
+        raise click.UsageError("--system goes with --chat")
+    text = _prompt(prompt)
+    chosen = sampling(seed=seed, stop=tuple(check_text(s, "--stop") for s in stop), **numbers)
+    if ignore_eos:
+        chosen["ignore_eos"] = True
+    with open_model(model, n_ctx=n_ctx, threads=threads, seed=seed, offline=offline, quiet=quiet) as llm:
+        if as_chat and llm.template is None:
+            if not quiet:
+                say_no_template(llm)
+            as_chat = False
+        if as_chat:
+            messages = [{"role": "system", "content": check_text(system, "--system")}] if system else []
+            answer = llm.chat([*messages, {"role": "user", "content": text}], **chosen)
+        else:
+            answer = llm.generate(text, **chosen)
+        outcome = stream(answer, _nothing if as_json else write_out)
+    if as_json:
+        timings = outcome.timings.as_dict() if outcome.timings else {}
+        document = {
+            "model": model,
+            "mode": "chat" if as_chat else "completion",
+            "prompt": text,
+            "text": outcome.text,
+            "tokens": outcome.tokens,
+            "finish_reason": outcome.finish_reason,
+            "seed": answer.seed,
+            "timings": timings,
+        }
+        click.echo(json.dumps(document, indent=2))
+    else:
+        end_line(outcome.text)
+    if stats:
+        say(figures(outcome.timings, outcome.finish_reason))
+    return 130 if outcome.finish_reason == "cancelled" else 0
+
+
+def _nothing(text: str) -> None:
+    """Print nothing: the text comes in the JSON document."""
+
+
+def _prompt(prompt: str | None) -> str:
+    if prompt is not None:
+        text = check_text(prompt, "the prompt")
+    elif sys.stdin is None or sys.stdin.isatty():
+        raise click.UsageError('no prompt: give one with -p "TEXT" or pipe it in')
+    else:
+        text = read_input()
+    if not text:
+        raise click.UsageError("the prompt is empty")
+    return text

@@ -1,0 +1,1 @@
+"""Program to logits: links steps to compiled kernels, packs weights, keeps the KV pages, runs forwards. Knows no text."""

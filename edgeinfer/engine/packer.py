@@ -1,0 +1,104 @@
+"""Weights into memory, once: every matrix of a program packed natively by all threads, its mapped pages given back.
+
+Large tensors go in slabs, so that a tensor is never resident twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ..formats import by_name
+from ..model.weights import Weights
+from ..plan.packing import packed_bytes, row_order
+from ..plan.program import Matrix, Program
+from ..runtime.arena import Arena, aligned
+from ..runtime.layout import STEP_FIELDS, STEP_KERNEL, STEP_WORDS
+from ..runtime.library import KernelLibrary
+from ..runtime.pool import Team
+
+__all__ = ["PackedWeights", "pack_kernels"]
+
+SLAB = 16 << 20  # bytes of a tensor that are resident at a time
+PAGE = 4096
+
+
+def pack_kernels(matrices: Sequence[Matrix]) -> list[str]:
+    """The names of the pack kernels that the matrices need."""
+    return list(dict.fromkeys(f"pack.{matrix.format}" for matrix in matrices))
+
+
+class PackedWeights:
+    """All packed matrices and float32 norms of a model, at fixed addresses."""
+
+    def __init__(
+        self, weights: Weights, programs: Sequence[Program], norms: Sequence[str], library: KernelLibrary, team: Team,
+        state: int, progress: Callable[[str], None] | None = None,
+    ):  # fmt: skip
+        matrices = list(dict.fromkeys(m for program in programs for m in program.matrices()))
+        sizes = {m: packed_bytes(m) for m in matrices}
+        norm_arrays = {name: weights.float32(name).reshape(-1) for name in norms}
+        total = sum(-(-n // 64) * 64 for pair in sizes.values() for n in pair)
+        total += sum(-(-a.nbytes // 64) * 64 for a in norm_arrays.values())
+        self.arena = Arena(total + 4096, "the weights")
+        self.addresses: dict[Matrix, tuple[int, int]] = {}
+        self.norms: dict[str, int] = {}
+        for name, array in norm_arrays.items():
+            at = self.norms[name] = self.arena.take(array.nbytes)
+            self.arena.view(at, array.nbytes)[:] = array.view(np.uint8)
+        kernels = library.addresses(pack_kernels(matrices))
+        done = 0
+        for matrix in matrices:
+            quants, scales = sizes[matrix]
+            place = self.addresses[matrix] = (self.arena.take(quants), self.arena.take(scales))
+            self._pack(weights, matrix, place, kernels[f"pack.{matrix.format}"], team, state)
+            done += quants + scales
+            if progress:
+                progress(f"packing weights: {done / 2**20:.0f}/{total / 2**20:.0f} MiB")
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that the packed weights take."""
+        return self.arena.n_bytes
+
+    def _pack(
+        self, weights: Weights, matrix: Matrix, place: tuple[int, int], kernel: int, team: Team, state: int
+    ) -> None:
+        row_bytes = by_name(matrix.format).n_bytes(matrix.cols)
+        starts = np.array([weights.address(part.tensor) for part in matrix.parts], np.int64)
+        which, rows = row_order(matrix)
+        addresses = aligned(len(rows))
+        addresses[:] = np.where(which < 0, 0, starts[np.maximum(which, 0)] + rows * row_bytes)
+        step = aligned(STEP_WORDS)
+        step[STEP_KERNEL] = kernel
+        per_slab = max(16, SLAB // max(1, row_bytes * 16))
+        quants, scales = (n // matrix.groups for n in packed_bytes(matrix))
+        for g in range(0, matrix.groups, per_slab):
+            n = min(per_slab, matrix.groups - g)
+            step[STEP_FIELDS : STEP_FIELDS + 5] = (
+                int(addresses.ctypes.data) + g * 128, place[0] + g * quants, place[1] + g * scales, matrix.cols // 32, n,
+            )  # fmt: skip
+            team.run(int(step.ctypes.data), 1, state)
+            if n < matrix.groups:
+                self._release_rows(
+                    weights, matrix, which[g * 16 : (g + n) * 16], rows[g * 16 : (g + n) * 16], row_bytes
+                )
+        for part in matrix.parts:
+            weights.release(part.tensor)
+
+    def _release_rows(
+        self, weights: Weights, matrix: Matrix, which: np.ndarray, rows: np.ndarray, row_bytes: int
+    ) -> None:
+        """Give back the pages of the rows of one slab."""
+        for i, part in enumerate(matrix.parts):
+            mine = rows[which == i]
+            if len(mine):
+                offset = weights.tensor(part.tensor).offset
+                start, n = int(mine.min()), int(mine.max() - mine.min()) + 1
+                weights.file.release((offset + start * row_bytes, n * row_bytes))
+
+    def close(self) -> None:
+        """Forget the addresses; the memory goes with the last reference."""
+        self.addresses.clear()
+        self.norms.clear()

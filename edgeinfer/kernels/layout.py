@@ -1,0 +1,55 @@
+"""The layouts that kernels share: activation tiles, KV pages, thread shares.
+
+Activation tile of S slots (S tokens, 8, or 1 alone), nb blocks of 32 values:
+    int8    [nb][8 quads][S][4]     four consecutive values of a token side by side, so that one broadcast feeds 16 rows
+    float32 [nb][S]                 the block's scale
+    int32   [nb][S]                 -8 x the block's sum: zero points and minima cost one multiply
+    int32   [2 nb][S]               -32 x the sum of each half block (Q6_K's zero point)
+
+KV page of 64 positions: for each KV head K as f16 [4][head_dim][16 positions], then for each head V as f16 [64][head_dim].
+"""
+
+from __future__ import annotations
+
+from ..runtime.layout import STATE_GROUP_STRIDE, STATE_SLOT_STRIDE, STATE_TABLES, STATE_THREAD, STATE_THREAD_STRIDE
+from ..runtime.memory import field
+from ..runtime.vec import native
+
+SLOTS = 8
+PAGE = 64
+PAGE_SHIFT = 6
+BLOCK = 256  # positions that attention sums as one unit
+
+
+@native
+def share_start(n, ith, nth):
+    """First item of thread ith's share of n items; its end is the next thread's start."""
+    return n * ith // nth
+
+
+@native
+def thread_memory(state, ith):
+    """The address of this thread's private memory."""
+    return field(state, STATE_THREAD) + ith * field(state, STATE_THREAD_STRIDE)
+
+
+@native
+def page_table(state, slot, group):
+    """The address of a sequence's page numbers for a layer group."""
+    return (
+        field(state, STATE_TABLES) + slot * field(state, STATE_SLOT_STRIDE) + group * field(state, STATE_GROUP_STRIDE)
+    )
+
+
+@native
+def k_address(base, page_bytes, table, head, head_dim, position):
+    """The address of the 16-position K vector group that holds `position`, dimension 0."""
+    page = base + field(table, position >> PAGE_SHIFT) * page_bytes
+    return page + head * (PAGE * 2) * head_dim + ((position & (PAGE - 1)) >> 4) * 32 * head_dim
+
+
+@native
+def v_address(base, page_bytes, table, n_kv, head, head_dim, position):
+    """The address of V at `position`."""
+    page = base + field(table, position >> PAGE_SHIFT) * page_bytes
+    return page + (n_kv + head) * (PAGE * 2) * head_dim + (position & (PAGE - 1)) * 2 * head_dim

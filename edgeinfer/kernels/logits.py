@@ -1,0 +1,141 @@
+"""What is asked of a row of logits: the largest, the k largest, whether all are finite; and the final soft cap.
+
+One record of words goes in and out: address of the row, n, k, address of int64 ids (k), address of float32 values (k), result.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..plan.fields import indices
+from ..runtime.layout import STATE_N_OUT
+from ..runtime.memory import field, field_f, load_float, load_s64, put_field, store_float, store_s64
+from ..runtime.simd import add_f, div_f, exp_f, fma, load_f32, max_f, mul_f, splat_f, store_f32, sum_f, top_f, zero_f
+from ..runtime.vec import native
+from .layout import share_start
+
+f4 = np.float32
+ROW, COUNT, TOP, IDS, VALUES, RESULT = range(6)
+X, X_STRIDE, COLS, CAP = indices("softcap", "x x_stride cols cap")
+
+
+def finite(record, _state, _ith, _nth):
+    """RESULT = 1 when no logit is NaN or infinite: x * 0 is 0 then, and NaN otherwise."""
+    row = field(record, ROW)
+    n = field(record, COUNT)
+    total = zero_f()
+    zero = zero_f()
+    whole = n & ~15
+    for i in range(0, whole * 4, 64):
+        total = fma(load_f32(row, i), zero, total)
+    rest = sum_f(total)
+    for i in range(whole, n):
+        rest += load_float(row, i * 4) * f4(0.0)
+    put_field(record, RESULT, 1 if rest == f4(0.0) else 0)
+
+
+@native
+def largest(row, n):
+    """The largest of n float32."""
+    best = splat_f(load_float(row, 0))
+    whole = n & ~15
+    for i in range(0, whole * 4, 64):
+        best = max_f(load_f32(row, i), best)
+    top = top_f(best)
+    for i in range(whole, n):
+        top = max(top, load_float(row, i * 4))
+    return top
+
+
+def argmax(record, _state, _ith, _nth):
+    """RESULT = the lowest id whose logit is the largest."""
+    row = field(record, ROW)
+    n = field(record, COUNT)
+    top = largest(row, n)
+    for i in range(n):
+        if load_float(row, i * 4) == top:
+            put_field(record, RESULT, i)
+            break
+
+
+@native
+def _less(a, ia, b, ib):
+    """Whether (a, ia) ranks behind (b, ib): smaller value, or equal value and higher id."""
+    return a < b or (a == b and ia > ib)
+
+
+@native
+def _sift(ids, values, n, at):
+    """Let the entry at `at` sink in a heap whose root ranks last."""
+    while True:
+        child = 2 * at + 1
+        if child >= n:
+            break
+        if child + 1 < n and _less(
+            load_float(values, child * 4 + 4),
+            load_s64(ids, child * 8 + 8),
+            load_float(values, child * 4),
+            load_s64(ids, child * 8),
+        ):
+            child += 1
+        v = load_float(values, at * 4)
+        i = load_s64(ids, at * 8)
+        w = load_float(values, child * 4)
+        j = load_s64(ids, child * 8)
+        if not _less(w, j, v, i):
+            break
+        store_float(values, at * 4, w)
+        store_s64(ids, at * 8, j)
+        store_float(values, child * 4, v)
+        store_s64(ids, child * 8, i)
+        at = child
+
+
+def top_k(record, _state, _ith, _nth):
+    """The k largest logits, descending, equal ones by ascending id: a heap of k whose root is the one to beat."""
+    row = field(record, ROW)
+    n = field(record, COUNT)
+    k = field(record, TOP)
+    ids = field(record, IDS)
+    values = field(record, VALUES)
+    for i in range(k):
+        store_s64(ids, i * 8, i)
+        store_float(values, i * 4, load_float(row, i * 4))
+    for i in range(k // 2, -1, -1):
+        _sift(ids, values, k, i)
+    at = k
+    while at < n:
+        floor = load_float(values, 0)
+        if at & 15 == 0 and at + 16 <= n and top_f(load_f32(row, at * 4)) <= floor:
+            at += 16  # 16 at once that cannot enter
+            continue
+        v = load_float(row, at * 4)
+        if v > floor:
+            store_float(values, 0, v)
+            store_s64(ids, 0, at)
+            _sift(ids, values, k, 0)
+        at += 1
+    for end in range(k - 1, 0, -1):
+        v = load_float(values, 0)
+        i = load_s64(ids, 0)
+        store_float(values, 0, load_float(values, end * 4))
+        store_s64(ids, 0, load_s64(ids, end * 8))
+        store_float(values, end * 4, v)
+        store_s64(ids, end * 8, i)
+        _sift(ids, values, end, 0)
+
+
+def softcap(step, state, ith, nth):
+    """x = cap tanh(x / cap) in place, on the rows that want logits (Gemma 2)."""
+    cols = field(step, COLS)
+    cap = field_f(step, CAP)
+    vectors = (cols + 15) // 16
+    for t in range(field(state, STATE_N_OUT)):
+        x = field(step, X) + t * field(step, X_STRIDE)
+        for i in range(share_start(vectors, ith, nth) * 64, share_start(vectors, ith + 1, nth) * 64, 64):
+            e = exp_f(mul_f(load_f32(x, i), splat_f(f4(2.0) / cap)))
+            one = splat_f(f4(1.0))
+            store_f32(x, i, mul_f(splat_f(cap), add_f(one, div_f(splat_f(f4(-2.0)), add_f(one, e)))))
+
+
+KERNELS = {"logits.finite": finite, "logits.argmax": argmax, "logits.top_k": top_k, "softcap": softcap}

@@ -1,0 +1,230 @@
+"""The product of packed weights and int8 activations, for every weight format: a format brings `dot` and `unpack`.
+
+Weights stand in groups of 16 rows, four consecutive values of each row in one 64-byte vector, so the integer product
+accumulates one row per lane and no sum across lanes is needed. One token reads the packed bits straight; more than four
+tokens unpack a group to bytes once and meet all token tiles with it. Each row sums its blocks in the same order with the
+same roundings either way, so logits do not depend on how many tokens share a call.
+"""
+
+from __future__ import annotations
+
+from ..plan.fields import MODES, indices
+from ..runtime.layout import STATE_N, STATE_N_OUT
+from ..runtime.memory import field
+from ..runtime.simd import gelu_f, load_f32, load_i32, mul_f, silu_f, store_f32
+from ..runtime.tile import (
+    W1,
+    W2,
+    W4,
+    W8,
+    count_of,
+    tile_add,
+    tile_add_times_i,
+    tile_dot,
+    tile_dot_wide,
+    tile_load,
+    tile_scale,
+    tile_start,
+    tile_start2,
+    tile_start16,
+    tile_store,
+    tile_times_i,
+    tile_zero_f,
+    tile_zero_i,
+)  # fmt: skip
+from ..runtime.vec import native, target
+from .layout import SLOTS, share_start, thread_memory
+
+(QUANTS, SCALES, ACTS, TILE_BYTES, COLS, GROUPS, Y, Y_STRIDE, MODE, ROWS, PRIVATE, TMP) = indices(
+    "matmul", "quants scales acts tile_bytes cols groups y y_stride mode rows private tmp"
+)
+ADD, SILU, GELU, INTO = MODES["add"], MODES["silu"], MODES["gelu"], MODES["silu_into"]
+W_GEMM = {8: W8, 4: W4, 2: W2}[target().width]
+GEMM_TOKENS = target().width
+# Unpacked group in thread memory: bytes [nb][8][16][4], then two float32 or int32 vectors [nb][16].
+BLOCK_BYTES = 512
+
+
+@native
+def join_halves(gate, up, mode):
+    """act(gate) * up."""
+    return mul_f(silu_f(gate), up) if mode == SILU else mul_f(gelu_f(gate), up)
+
+
+@native
+def rows_alternate(mode):
+    """Whether gate and up rows alternate in the matrix."""
+    return mode in (SILU, GELU)
+
+
+@native
+def finish(W, acc, y, stride, mode, tmp):
+    """Store 16 rows of T tokens, add them to what is there, or join them with the gate rows there."""
+    if mode >= INTO:
+        tile_store(acc, tmp, 64)
+        for t in range(count_of(W)):
+            gate = load_f32(y, t * stride)
+            store_f32(y, t * stride, join_halves(gate, load_f32(tmp, t * 64), mode - INTO + SILU))
+    elif mode == ADD:
+        tile_store(tile_add(acc, tile_load(W, y, stride)), y, stride)
+    else:
+        tile_store(acc, y, stride)
+
+
+@native
+def finish_pair(gate, up, y, stride, mode, tmp):
+    """Join gate and up rows; through memory, which costs little beside the product itself."""
+    tile_store(gate, tmp, 64)
+    tile_store(up, tmp + 1024, 64)
+    for t in range(count_of(gate)):
+        store_f32(y, t * stride, join_halves(load_f32(tmp, t * 64), load_f32(tmp, 1024 + t * 64), mode))
+
+
+# ---- the product with unpacked bytes, by what a block of 32 carries besides them -----------------------------------------
+
+
+def _sum_bytes(dot):
+    @native
+    def run(acc, w, x, slots):
+        """acc += 32 bytes of 16 rows times 32 activations of T tokens."""
+        for v in range(8):
+            acc = dot(acc, load_i32(w, v * 64), x + v * 4 * slots)
+        return acc
+
+    return run
+
+
+sum_bytes, sum_bytes_wide = _sum_bytes(tile_dot), _sum_bytes(tile_dot_wide)
+
+
+def gemm_scaled(start, wide):
+    """Blocks with one scale; `start` holds the zero point (Q4_0, Q5_0, Q8_0)."""
+    sum_block = sum_bytes_wide if wide else sum_bytes
+
+    @native
+    def gemm(W, w, d, m, xq, xd, xs, xh, nb):
+        acc = tile_zero_f(W)
+        for b in range(nb):
+            a = sum_block(start(W, xs + b * 4 * SLOTS), w + b * 512, xq + b * 32 * SLOTS, SLOTS)
+            acc = tile_scale(acc, a, load_f32(d, b * 64), xd + b * 4 * SLOTS)
+        return acc
+
+    return gemm
+
+
+@native
+def gemm_with_min(W, w, d, m, xq, xd, xs, xh, nb):
+    """Blocks with a scale and a minimum, the minimum held times -1/8 (Q4_1, Q5_1, Q4_K, Q5_K)."""
+    acc = tile_zero_f(W)
+    for b in range(nb):
+        a = sum_bytes(tile_zero_i(W), w + b * 512, xq + b * 32 * SLOTS, SLOTS)
+        acc = tile_scale(acc, a, load_f32(d, b * 64), xd + b * 4 * SLOTS)
+        acc = tile_scale(acc, tile_start(W, xs + b * 4 * SLOTS), load_f32(m, b * 64), xd + b * 4 * SLOTS)
+    return acc
+
+
+@native
+def gemm_halves(W, w, d, m, xq, xd, xs, xh, nb):
+    """Blocks whose halves have integer scales of their own (Q6_K): m holds two int32 vectors a block."""
+    acc = tile_zero_f(W)
+    for b in range(nb):
+        x = xq + b * 32 * SLOTS
+        a = tile_start(W, xh + b * 8 * SLOTS)
+        c = tile_start(W, xh + b * 8 * SLOTS + 4 * SLOTS)
+        for v in range(4):
+            a = tile_dot(a, load_i32(w, b * 512 + v * 64), x + v * 4 * SLOTS)
+            c = tile_dot(c, load_i32(w, b * 512 + 256 + v * 64), x + (v + 4) * 4 * SLOTS)
+        a = tile_times_i(a, load_i32(m, b * 128))
+        a = tile_add_times_i(a, c, load_i32(m, b * 128 + 64))
+        acc = tile_scale(acc, a, load_f32(d, b * 64), xd + b * 4 * SLOTS)
+    return acc
+
+
+# ---- the kernel ---------------------------------------------------------------------------------------------------------
+
+
+def make_matmul(dot, unpack, gemm, quant_bytes, scale_bytes):
+    """The matmul kernel of a format.
+
+    dot(W, q, s, xq, xd, xs, xh, nb) -> tile: 16 rows, straight from packed quants q and scales s
+    unpack(q, s, w, d, m, nb): the same group as bytes w and vectors d, m
+    gemm(W, w, d, m, xq, xd, xs, xh, nb) -> tile: from those
+    quant_bytes, scale_bytes: bytes of 16 rows x 32 values in the two streams (a format with blocks of 256 divides)
+    """
+
+    @native
+    def direct(W, slots, q, s, g0, g1, acts, nb, y, stride, mode, tmp):
+        """Groups g0..g1 times one tile, from the packed bits."""
+        xd = acts + nb * 32 * slots
+        xs = xd + nb * 4 * slots
+        xh = xs + nb * 4 * slots
+        if rows_alternate(mode):
+            for g in range(g0, g1, 2):
+                gate = dot(W, q + g * nb * quant_bytes, s + g * nb * scale_bytes, acts, xd, xs, xh, nb)
+                h = g + 1
+                up = dot(W, q + h * nb * quant_bytes, s + h * nb * scale_bytes, acts, xd, xs, xh, nb)
+                finish_pair(gate, up, y + g * 32, stride, mode, tmp)
+        else:
+            for g in range(g0, g1):
+                acc = dot(W, q + g * nb * quant_bytes, s + g * nb * scale_bytes, acts, xd, xs, xh, nb)
+                finish(W, acc, y + g * 64, stride, mode, tmp)
+
+    @native
+    def unpacked(q, s, g0, g1, acts, tile_bytes, tiles, nb, y, stride, mode, tmp):
+        """Groups g0..g1 times all tiles: each group becomes bytes once."""
+        w0 = tmp + 2048
+        size = nb * (BLOCK_BYTES + 192)
+        w1 = w0 + size
+        each = 2 if rows_alternate(mode) else 1
+        for g in range(g0, g1, each):
+            unpack(q + g * nb * quant_bytes, s + g * nb * scale_bytes, w0, w0 + nb * 512, w0 + nb * 576, nb)
+            if each == 2:
+                h = g + 1
+                unpack(q + h * nb * quant_bytes, s + h * nb * scale_bytes, w1, w1 + nb * 512, w1 + nb * 576, nb)
+            for t in range(tiles):
+                for part in range(0, SLOTS, GEMM_TOKENS):
+                    xq = acts + t * tile_bytes + part * 4
+                    xd = xq + nb * 32 * SLOTS
+                    xs = xd + nb * 4 * SLOTS
+                    xh = xs + nb * 4 * SLOTS
+                    out = y + (t * SLOTS + part) * stride
+                    acc = gemm(W_GEMM, w0, w0 + nb * 512, w0 + nb * 576, xq, xd, xs, xh, nb)
+                    if each == 2:
+                        up = gemm(W_GEMM, w1, w1 + nb * 512, w1 + nb * 576, xq, xd, xs, xh, nb)
+                        finish_pair(acc, up, out + g * 32, stride, mode, tmp)
+                    else:
+                        finish(W_GEMM, acc, out + g * 64, stride, mode, tmp)
+
+    def matmul(step, state, ith, nth):
+        m = field(state, STATE_N_OUT) if field(step, ROWS) != 0 else field(state, STATE_N)
+        q = field(step, QUANTS)
+        s = field(step, SCALES)
+        nb = field(step, COLS) // 32
+        y = field(step, Y)
+        stride = field(step, Y_STRIDE)
+        mode = field(step, MODE)
+        memory = thread_memory(state, ith)
+        tmp = memory + field(step, TMP)
+        acts = field(step, ACTS)
+        if field(step, PRIVATE) != 0:
+            acts += memory
+        pairs = 2 if rows_alternate(mode) else 1
+        groups = field(step, GROUPS) // pairs
+        g0 = share_start(groups, ith, nth) * pairs
+        g1 = share_start(groups, ith + 1, nth) * pairs
+        if m == 1:
+            direct(W1, 1, q, s, g0, g1, acts, nb, y, stride, mode, tmp)
+        elif m == 2:
+            direct(W2, SLOTS, q, s, g0, g1, acts, nb, y, stride, mode, tmp)
+        elif m > 0 and m <= 4:
+            direct(W4, SLOTS, q, s, g0, g1, acts, nb, y, stride, mode, tmp)
+        elif m > 0:
+            tiles = (m + SLOTS - 1) // SLOTS
+            unpacked(q, s, g0, g1, acts, field(step, TILE_BYTES), tiles, nb, y, stride, mode, tmp)
+
+    return matmul
+
+
+gemm_4bit = gemm_scaled(tile_start, False)  # zero point 8
+gemm_5bit = gemm_scaled(tile_start2, False)  # zero point 16
+gemm_8bit = gemm_scaled(tile_start16, True)  # zero point 128

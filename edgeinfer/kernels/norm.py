@@ -1,0 +1,139 @@
+"""Root-mean-square normalization and the quantization of activations to int8.
+
+h = x * weight / sqrt(mean(x^2) + eps) (Zhang and Sennrich, 2019); then for each block of 32 values
+scale = max|h| / 127, q = round(h / scale). A NaN or infinity in a block makes its scale NaN, so that it reaches the logits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..plan.fields import indices
+from ..runtime.layout import STATE_N, STATE_N_OUT, STATE_OUT_ROWS
+from ..runtime.memory import field, field_f, load_s32, store_float, store_s32
+from ..runtime.simd import (
+    abs_f,
+    add_f,
+    fma,
+    load_f32,
+    max_f,
+    mul_f,
+    round_f,
+    splat_f,
+    store_f32,
+    store_i8,
+    sum_f,
+    sum_i,
+    to_bytes,
+    to_int,
+    top_f,
+    zero_f,
+)  # fmt: skip
+from ..runtime.vec import native
+from .layout import SLOTS, share_start, thread_memory
+
+f4 = np.float32
+(
+    X, X_STRIDE, WEIGHT, COLS, EPS, ACTS, TILE_BYTES, OUT, OUT_STRIDE, ROWS, PRIVATE, TMP, ADD, ADD_STRIDE, ADD_WEIGHT, X_OUT,
+) = indices(
+    "norm",
+    "x x_stride weight cols eps acts tile_bytes out out_stride rows private tmp add add_stride add_weight x_out",
+)  # fmt: skip
+
+
+@native
+def inverse_rms(x, cols, eps):
+    """1 / sqrt(mean(x^2) + eps) of cols float32 at x; cols is a multiple of 16."""
+    total = zero_f()
+    for i in range(0, cols * 4, 64):
+        v = load_f32(x, i)
+        total = fma(v, v, total)
+    return f4(1.0) / np.sqrt(sum_f(total) / f4(cols) + eps)
+
+
+@native
+def quantize_row(x, acts, nb, slots, slot, tmp):
+    """cols = 32 nb floats at x into one slot of an activation tile."""
+    cols = nb * 32
+    scales = acts + cols * slots
+    sums = scales + nb * 4 * slots
+    halves = sums + nb * 4 * slots
+    for b in range(nb):
+        v0 = load_f32(x, b * 128)
+        v1 = load_f32(x, b * 128 + 64)
+        largest = top_f(max_f(abs_f(v0), abs_f(v1)))
+        odd = splat_f(f4(0.0))
+        nan = sum_f(fma(v1, odd, mul_f(v0, odd)))  # 0, or NaN when a value is not finite
+        inverse = f4(127.0) / largest if largest > f4(0.0) else f4(0.0)
+        i0 = to_int(round_f(mul_f(v0, splat_f(inverse))))
+        i1 = to_int(round_f(mul_f(v1, splat_f(inverse))))
+        if slots == 1:
+            store_i8(acts, b * 32, to_bytes(i0))
+            store_i8(acts, b * 32 + 16, to_bytes(i1))
+        else:
+            store_i8(tmp, 0, to_bytes(i0))
+            store_i8(tmp, 16, to_bytes(i1))
+            for quad in range(8):
+                store_s32(acts, b * 32 * slots + (quad * slots + slot) * 4, load_s32(tmp, quad * 4))
+        at = (b * slots + slot) * 4
+        s0 = sum_i(i0)
+        s1 = sum_i(i1)
+        store_float(scales, at, largest * f4(1.0 / 127.0) + nan)
+        store_s32(sums, at, np.int32(-8) * (s0 + s1))
+        store_s32(halves, (2 * b * slots + slot) * 4, np.int32(-32) * s0)
+        store_s32(halves, (2 * b * slots + slots + slot) * 4, np.int32(-32) * s1)
+
+
+@native
+def _row(step, source, target, acts, slots, slot, tmp):
+    """One token: add and normalize into tmp, then write float32 and int8."""
+    cols = field(step, COLS)
+    eps = field_f(step, EPS)
+    x = field(step, X) + source * field(step, X_STRIDE)
+    work = tmp + 64
+    if field(step, ADD) != 0:
+        other = field(step, ADD) + source * field(step, ADD_STRIDE)
+        weight = field(step, ADD_WEIGHT)
+        out = field(step, X_OUT) + source * field(step, X_STRIDE)
+        r = splat_f(inverse_rms(other, cols, eps))
+        for i in range(0, cols * 4, 64):
+            store_f32(out, i, add_f(load_f32(x, i), mul_f(mul_f(load_f32(other, i), r), load_f32(weight, i))))
+        x = out
+    weight = field(step, WEIGHT)
+    if weight != 0:
+        r = splat_f(inverse_rms(x, cols, eps))
+        for i in range(0, cols * 4, 64):
+            store_f32(work, i, mul_f(mul_f(load_f32(x, i), r), load_f32(weight, i)))
+        x = work
+    if acts != 0:
+        quantize_row(x, acts, cols // 32, slots, slot, tmp)
+    out = field(step, OUT)
+    if out != 0:
+        out += target * field(step, OUT_STRIDE)
+        if field(step, PRIVATE) != 0:
+            out += tmp - field(step, TMP)
+        for i in range(0, cols * 4, 64):
+            store_f32(out, i, load_f32(x, i))
+
+
+def norm(step, state, ith, nth):
+    """Rows to normalized int8 activations; with one token every thread does it for itself and no barrier is needed."""
+    only_out = field(step, ROWS)
+    m = field(state, STATE_N_OUT) if only_out != 0 else field(state, STATE_N)
+    rows = field(state, STATE_OUT_ROWS)
+    memory = thread_memory(state, ith)
+    tmp = memory + field(step, TMP)
+    acts = field(step, ACTS)
+    slots = 1 if m == 1 else SLOTS
+    if field(step, PRIVATE) != 0:
+        if acts != 0:
+            acts += memory
+        for t in range(m):
+            _row(step, field(rows, t) if only_out != 0 else t, t, acts, slots, 0, tmp)
+    else:
+        for t in range(share_start(m, ith, nth), share_start(m, ith + 1, nth)):
+            tile = acts + t // SLOTS * field(step, TILE_BYTES) if acts != 0 else 0
+            _row(step, field(rows, t) if only_out != 0 else t, t, tile, slots, t % slots, tmp)
+
+
+KERNELS = {"norm": norm}

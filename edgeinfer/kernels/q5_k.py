@@ -1,0 +1,111 @@
+"""Q5_K: Q4_K with a fifth bit.
+
+Packed, a block of 256: 2048 bytes of nibbles, 512 bytes of fifth bits (vector v: quad v; bit j: sub-block j), scales as Q4_K.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..runtime.memory import load_half, load_s32, load_u8, store_float, store_s32
+from ..runtime.simd import bits, high_nibble, load_i32, low_nibble, or_i, store_i32
+from ..runtime.tile import slots_of, tile_dot, tile_zero_f, tile_zero_i
+from ..runtime.vec import native
+from .embed import make_embed
+from .matmul import gemm_with_min, make_matmul
+from .pack import make_pack
+from .q4_k import add_block, pack_scales, scale_and_min, unpack_scales
+
+
+def _pair(low_bit, high_bit, p):
+    """The dot and unpack of sub-blocks 2p and 2p+1; the bit numbers are constants of the code."""
+
+    @native
+    def sums(W, q, x0, x1, S):
+        a0 = tile_zero_i(W)
+        a1 = tile_zero_i(W)
+        for v in range(8):
+            w = load_i32(q, p * 512 + v * 64)
+            h = load_i32(q, 2048 + v * 64)
+            a0 = tile_dot(a0, or_i(low_nibble(w), low_bit(h)), x0 + v * 4 * S)
+            a1 = tile_dot(a1, or_i(high_nibble(w), high_bit(h)), x1 + v * 4 * S)
+        return a0, a1
+
+    @native
+    def spread(q, w):
+        for v in range(8):
+            x = load_i32(q, p * 512 + v * 64)
+            h = load_i32(q, 2048 + v * 64)
+            store_i32(w, p * 1024 + v * 64, or_i(low_nibble(x), low_bit(h)))
+            store_i32(w, p * 1024 + 512 + v * 64, or_i(high_nibble(x), high_bit(h)))
+
+    return sums, spread
+
+
+_pairs = [_pair(bits(2 * p, 1, 4), bits(2 * p + 1, 1, 4), p) for p in range(4)]
+(sums0, spread0), (sums1, spread1), (sums2, spread2), (sums3, spread3) = _pairs
+
+
+@native
+def dot(W, q, s, xq, xd, xs, xh, nb):
+    S = slots_of(W)
+    acc = tile_zero_f(W)
+    for B in range(nb // 8):
+        sb = s + B * 320
+        qb = q + B * 2560
+        x = xq + B * 256 * S
+        d = xd + B * 32 * S
+        m = xs + B * 32 * S
+        a0, a1 = sums0(W, qb, x, x + 32 * S, S)
+        acc = add_block(acc, a0, W, sb, 0, d, m)
+        acc = add_block(acc, a1, W, sb, 1, d + 4 * S, m + 4 * S)
+        a0, a1 = sums1(W, qb, x + 64 * S, x + 96 * S, S)
+        acc = add_block(acc, a0, W, sb, 2, d + 8 * S, m + 8 * S)
+        acc = add_block(acc, a1, W, sb, 3, d + 12 * S, m + 12 * S)
+        a0, a1 = sums2(W, qb, x + 128 * S, x + 160 * S, S)
+        acc = add_block(acc, a0, W, sb, 4, d + 16 * S, m + 16 * S)
+        acc = add_block(acc, a1, W, sb, 5, d + 20 * S, m + 20 * S)
+        a0, a1 = sums3(W, qb, x + 192 * S, x + 224 * S, S)
+        acc = add_block(acc, a0, W, sb, 6, d + 24 * S, m + 24 * S)
+        acc = add_block(acc, a1, W, sb, 7, d + 28 * S, m + 28 * S)
+    return acc
+
+
+@native
+def unpack(q, s, w, d, m, nb):
+    for B in range(nb // 8):
+        unpack_scales(s + B * 320, d + B * 512, m + B * 512)
+        qb = q + B * 2560
+        to = w + B * 4096
+        spread0(qb, to)
+        spread1(qb, to)
+        spread2(qb, to)
+        spread3(qb, to)
+
+
+def pack_block(source, q, s, r):
+    for i in range(32):
+        store_s32(q, i * 64 + r * 4, load_s32(source, 48 + i * 4))
+    for v in range(8):
+        store_s32(q, 2048 + v * 64 + r * 4, load_s32(source, 16 + v * 4))
+    pack_scales(source, s, r)
+
+
+def decode_block(source, x, scale):
+    d = load_half(source, 0)
+    dmin = load_half(source, 2)
+    for j in range(8):
+        both = scale_and_min(source + 4, j)
+        sc = d * np.float32(both & 255)
+        mn = dmin * np.float32(both >> 8)
+        for i in range(32):
+            q = (load_u8(source, 48 + (j >> 1) * 32 + i) >> ((j & 1) * 4)) & 15
+            q |= ((load_u8(source, 16 + i) >> j) & 1) << 4
+            store_float(x, (j * 32 + i) * 4, (sc * np.float32(q) - mn) * scale)
+
+
+KERNELS = {
+    "matmul.q5_k": make_matmul(dot, unpack, gemm_with_min, 320, 40),
+    "pack.q5_k": make_pack(pack_block, 176, 8, 2560, 320),
+    "embed.q5_k": make_embed(decode_block, 176, 256),
+}

@@ -1,0 +1,52 @@
+"""Q8_0: w = d q. Packed: 512 bytes q + 128 (unsigned, as the byte product wants one side) and 16 f16 scales a block."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..runtime.memory import load_half, load_s8, load_s32, load_u16, store_float, store_s32, store_u16
+from ..runtime.simd import load_f16, load_i32, store_f32, store_i32, to_f32
+from ..runtime.tile import slots_of, tile_scale, tile_start16, tile_zero_f
+from ..runtime.vec import native
+from .embed import make_embed
+from .matmul import gemm_8bit, make_matmul, sum_bytes_wide
+from .pack import make_pack
+
+FLIP = np.int32(-0x7F7F7F80)  # 0x80 in every byte
+
+
+@native
+def dot(W, q, s, xq, xd, xs, xh, nb):
+    S = slots_of(W)
+    acc = tile_zero_f(W)
+    for b in range(nb):
+        a = sum_bytes_wide(tile_start16(W, xs + b * 4 * S), q + b * 512, xq + b * 32 * S, S)
+        acc = tile_scale(acc, a, to_f32(load_f16(s, b * 32)), xd + b * 4 * S)
+    return acc
+
+
+@native
+def unpack(q, s, w, d, m, nb):
+    for i in range(0, nb * 512, 64):
+        store_i32(w, i, load_i32(q, i))
+    for b in range(nb):
+        store_f32(d, b * 64, to_f32(load_f16(s, b * 32)))
+
+
+def pack_block(source, q, s, r):
+    for v in range(8):
+        store_s32(q, v * 64 + r * 4, load_s32(source, 2 + v * 4) ^ FLIP)
+    store_u16(s, r * 2, load_u16(source, 0))
+
+
+def decode_block(source, x, scale):
+    d = load_half(source, 0)
+    for i in range(32):
+        store_float(x, i * 4, d * np.float32(load_s8(source, 2 + i)) * scale)
+
+
+KERNELS = {
+    "matmul.q8_0": make_matmul(dot, unpack, gemm_8bit, 512, 32),
+    "pack.q8_0": make_pack(pack_block, 34, 1, 512, 32),
+    "embed.q8_0": make_embed(decode_block, 34, 32),
+}

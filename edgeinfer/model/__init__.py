@@ -1,0 +1,1 @@
+"""FILE -> WEIGHTS: the GGUF file, its configuration, weights, tokenizer and chat template. Must not know numba."""

@@ -1,0 +1,175 @@
+"""Which tokens are more than text: control and user-defined tokens, their places in a text, and which end an answer.
+
+The rules are llama.cpp's, whose converter wrote the files. Must not know how the text between them is encoded.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ModelFileError
+from .string_table import StringTable
+
+__all__ = ["BYTE", "CONTROL", "NORMAL", "UNKNOWN", "USER_DEFINED", "SpecialTokens", "end_ids", "token_kinds"]
+
+# bits of a token's kind
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 4, 8, 16, 32
+_KIND_OF_TYPE = np.zeros(256, np.uint8)  # index: tokenizer.ggml.token_type; others are undefined and have no text
+_KIND_OF_TYPE[1:7] = NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE
+
+# names that end a turn whatever the file calls them; files that type them as text are common
+_END_NAMES = (
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
+    *("<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>"),
+    *("<turn|>", "<｜end▁of▁sentence｜>", "[e~["),
+)
+# these are ordinary text in some vocabularies (Gemma: an HTML tag), so only the file's own word makes them ends
+_END_NAMES_IF_CONTROL = ("</s>", "<eos>", "<|tool_response>")
+# fill-in-the-middle padding, repository and file marks: a chat has left its answer when it writes one
+_FILL_NAMES = (
+    ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    ("<|file_sep|>",),
+)
+_FILL_KEYS = ("fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id")
+# gpt-oss: parts of an answer, to be shown
+_SHOWN_NAMES = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+
+_WHITE = " \t\n\v\f\r"
+
+
+def token_kinds(types: NDArray[Any] | None, vocab: StringTable) -> NDArray[np.uint8]:
+    """The kind bits of each token, (n_vocab,), from `tokenizer.ggml.token_type` and the names known above."""
+    n = len(vocab)
+    if types is None:
+        kinds = np.full(n, NORMAL, np.uint8)
+    elif len(types) < n:
+        raise ModelFileError(f"tokenizer.ggml.token_type has {len(types)} entries; wanted one for each of {n} tokens")
+    else:
+        kinds = _KIND_OF_TYPE[np.clip(types[:n], 0, 255).astype(np.uint8)]
+    for name in _END_NAMES:
+        if (index := vocab.find(name.encode())) >= 0:
+            kinds[index] |= CONTROL
+    for name in _SHOWN_NAMES:
+        if (index := vocab.find(name.encode())) >= 0:
+            kinds[index] = USER_DEFINED
+    return kinds
+
+
+def end_ids(
+    metadata: Mapping[str, Any], vocab: StringTable, kinds: NDArray[np.uint8], eos: int | None
+) -> frozenset[int]:
+    """The ids that end an answer: EOS, EOT and EOM as the file names them, and the known names.
+
+    May change the kind of "<|end|>" where it turns out to end a part of an answer only.
+    """
+    named = {name: index for name in _END_NAMES if (index := vocab.find(name.encode())) >= 0}
+    for name in _END_NAMES_IF_CONTROL:
+        if (index := vocab.find(name.encode())) >= 0 and kinds[index] & CONTROL:
+            named[name] = index
+    if "<|end|>" in named and ({"<|return|>", "<|call|>"} <= set(named) or {"<|calls|>", "<|flush|>"} <= set(named)):
+        index = named.pop("<|end|>")  # harmony: ends a part of the answer, not the answer
+        kinds[index] = USER_DEFINED
+    if "<|tool_response>" in named:
+        named.pop("</s>", None)
+    ids = set(named.values())
+    for key, names in zip(_FILL_KEYS, _FILL_NAMES, strict=True):
+        found = [metadata.get(f"tokenizer.ggml.{key}"), *(vocab.find(name.encode()) for name in names)]
+        ids.update([index for index in found if isinstance(index, int) and 0 <= index < len(vocab)][:1])
+    for key in ("eot_token_id", "eom_token_id"):
+        given = metadata.get(f"tokenizer.ggml.{key}")
+        if isinstance(given, int) and 0 <= given < len(vocab):
+            ids.add(given)
+    if eos is not None:
+        ids.add(eos)
+    return frozenset(ids)
+
+
+class SpecialTokens:
+    """Finds the special tokens of a vocabulary in a text: control tokens where asked, user-defined ones always."""
+
+    def __init__(self, vocab: StringTable, kinds: NDArray[np.uint8], strip_right: Iterable[int] = ()) -> None:
+        """White space after a token of `strip_right` belongs to it."""
+        self._ids: dict[str, int] = {}
+        self._control: set[str] = set()
+        for index in np.flatnonzero(kinds & (CONTROL | UNKNOWN | USER_DEFINED)).tolist():
+            text = vocab[index].decode(errors="replace")
+            if text:
+                self._ids[text] = index
+                if kinds[index] & (CONTROL | UNKNOWN):
+                    self._control.add(text)
+        self._strip_right = {text for text, index in self._ids.items() if index in set(strip_right)}
+        # for each first character, the lengths to try
+        lengths: dict[str, set[int]] = {}
+        for text in self._ids:
+            lengths.setdefault(text[0], set()).add(len(text))
+        self._lengths = {first: sorted(found) for first, found in lengths.items()}
+        self._firsts = re.compile("[" + re.escape("".join(sorted(lengths))) + "]") if lengths else None
+        self.control_firsts = frozenset(text[0] for text in self._control)
+        self._sorted_control = sorted(self._control)
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts of all special tokens."""
+        return list(self._ids)
+
+    def occurring(self, text: str, *, control: bool) -> dict[str, list[int]]:
+        """Every special token that occurs in `text`, and the places where it starts, overlapping ones too."""
+        found: dict[str, list[int]] = {}
+        if self._firsts is None:
+            return found
+        for match in self._firsts.finditer(text):
+            start = match.start()
+            for length in self._lengths[match[0]]:
+                piece = text[start : start + length]
+                if piece in self._ids and len(piece) == length and (control or piece not in self._control):
+                    found.setdefault(piece, []).append(start)
+        return found
+
+    def is_control(self, text: str) -> bool:
+        """Whether `text` is the text of a control token."""
+        return text in self._control
+
+    def begins_control(self, text: str) -> bool:
+        """Whether `text` is the beginning of a control token, without being all of it."""
+        at = bisect_right(self._sorted_control, text)
+        return at < len(self._sorted_control) and self._sorted_control[at].startswith(text)
+
+    def split(self, text: str, masked: str | None = None, *, control: bool) -> list[int | str]:
+        """Cut `text` at its special tokens: ids and the texts between them.
+
+        Longer tokens go first, over the whole text, as llama.cpp does it. `masked`, of the same length, is where
+        control tokens are looked for: a character differs from `text` where it must not be part of one.
+        """
+        masked = text if masked is None else masked
+        tokens = self.occurring(text, control=control)
+        if masked != text:
+            tokens = {token: places for token, places in tokens.items() if token not in self._control}
+            tokens |= {t: p for t, p in self.occurring(masked, control=control).items() if t in self._control}
+        pieces: list[int | tuple[int, int]] = [(0, len(text))] if text else []
+        for token in sorted(tokens, key=lambda token: (-len(token.encode()), self._ids[token])):
+            where = masked if token in self._control else text
+            strip = token in self._strip_right
+            cut: list[int | tuple[int, int]] = []
+            for piece in pieces:
+                if isinstance(piece, int):
+                    cut.append(piece)
+                    continue
+                start, end = piece
+                while (at := where.find(token, start, end)) >= 0:
+                    if at > start:
+                        cut.append((start, at))
+                    cut.append(self._ids[token])
+                    start = at + len(token)
+                    while strip and start < end and text[start] in _WHITE:
+                        start += 1
+                if start < end:
+                    cut.append((start, end))
+            pieces = cut
+        return [piece if isinstance(piece, int) else text[piece[0] : piece[1]] for piece in pieces]

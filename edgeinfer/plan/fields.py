@@ -1,0 +1,58 @@
+"""The fields of each kind of step, in the order in which native code reads them. The kinds are the vocabulary of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+__all__ = ["ATTENTION", "FIELDS", "MODES", "indices"]
+
+STEP_FIELDS = 2  # words 0 and 1 of a step are the kernel's address and the barrier flag
+
+ATTENTION = (
+    "q", "q_stride", "out", "out_stride", "n_head", "n_kv", "head_dim", "rope", "rope_dim", "norm", "eps", "scale", "window",
+    "group", "base", "page_bytes", "tmp", "partial", "softcap",
+)  # fmt: skip
+
+# x: float32 rows; acts: int8 activations in tiles; strides are bytes from a token's row to the next token's.
+FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        # x[t] = table[id[t]] * scale, rows dequantized straight from the mapped file
+        "embed": ("table", "row_bytes", "x", "x_stride", "cols", "scale"),
+        # optional: x' = x + rms(add) * add_weight; then h = rms(x') * weight (weight 0: h = x'); then int8 and/or float32 h
+        "norm": (
+            "x", "x_stride", "weight", "cols", "eps", "acts", "tile_bytes", "out", "out_stride", "rows", "private", "tmp",
+            "add", "add_stride", "add_weight", "x_out",
+        ),
+        # y = W h for int8 h; mode: store, add to y, or join gate and up rows (16 of each, alternating)
+        "matmul": (
+            "quants", "scales", "acts", "tile_bytes", "cols", "groups", "y", "y_stride", "mode", "rows", "private", "tmp",
+        ),
+        # the same for float weights and float32 h
+        "matmul_float": ("weights", "h", "h_stride", "cols", "groups", "y", "y_stride", "mode", "rows", "private", "tmp"),
+        # k = rope(norm(k)) and v into the pages of the token's sequence
+        "rope_kv": (
+            "k", "k_stride", "v", "rope", "head_dim", "rope_dim", "n_kv", "group", "base", "page_bytes", "norm", "eps", "tmp",
+        ),
+        "attention": ATTENTION,
+        # decode only: blocks of 256 positions shared among the threads, then merged in ascending order
+        "attention_part": ATTENTION,
+        "attention_merge": ATTENTION,
+        # at load: file rows into groups of 16; `rows` is the address of their addresses, 0 for a padding row
+        "pack": ("rows", "quants", "scales", "blocks", "groups"),
+        # x = cap * tanh(x / cap) on rows that want logits
+        "softcap": ("x", "x_stride", "cols", "cap"),
+    }
+)  # fmt: skip
+
+# What a product does with its rows: store them, add to what is there, join alternating groups of gate and up rows as
+# act(gate) * up, or (into) join with gate rows that stand in y already.
+MODES = MappingProxyType({"store": 0, "add": 1, "silu": 2, "gelu": 3, "silu_into": 4, "gelu_into": 5})
+
+
+def indices(kind: str, names: str) -> tuple[int, ...]:
+    """The word numbers of a kind's fields; `names` must spell them in order, so that a reader and this table cannot part."""
+    wanted = tuple(names.split())
+    if wanted != FIELDS[kind]:
+        raise ValueError(f"step kind {kind!r} has the fields {FIELDS[kind]}, its kernel expects {wanted}")
+    return tuple(range(STEP_FIELDS, STEP_FIELDS + len(wanted)))

@@ -1,0 +1,192 @@
+"""Compiled kernels on disk: found, compiled when missing (in child processes, in parallel), loaded and called by address.
+
+The folder is named by a digest of all kernel and runtime sources, the instruction set and the versions of Numba, llvmlite
+and Python: whatever changes the machine code changes the folder. A damaged file is compiled anew.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.metadata
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import EngineError
+from ..settings import child_environment
+from .isa import ISA
+
+__all__ = ["KernelLibrary", "object_path", "symbol_of"]
+
+Progress = Callable[[str], None]
+_PACKAGE = Path(__file__).resolve().parent.parent
+_SOURCES = ("runtime/*.py", "kernels/*.py", "plan/fields.py")  # what the machine code is made of
+KERNEL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 4)
+
+
+def object_path(folder: Path, name: str) -> Path:
+    """The file of a kernel's machine code."""
+    return folder / f"{name}.kernel"
+
+
+def symbol_of(name: str) -> str:
+    """The symbol of a kernel in its object file."""
+    return "edgeinfer_" + name.replace(".", "_")
+
+
+def _digest(isa: ISA) -> str:
+    """What the machine code depends on, as 16 hex digits."""
+    h = hashlib.sha256()
+    for pattern in _SOURCES:
+        for path in sorted(_PACKAGE.glob(pattern)):
+            h.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    versions = [importlib.metadata.version(p) for p in ("numba", "llvmlite")]
+    facts = (repr(isa), *versions, sys.version.split()[0])
+    h.update("\0".join(facts).encode())
+    return h.hexdigest()[:16]
+
+
+class KernelLibrary:
+    """The kernels of one instruction set, as addresses in this process."""
+
+    def __init__(self, isa: ISA, cache: Path):
+        self.isa = isa
+        self.folder = _writable(cache / "kernels" / f"{isa.name}-{_digest(isa)}")
+        self.compiled = 0
+        self._addresses: dict[str, int] = {}
+        self._engine: Any = None
+        self._lock = threading.Lock()
+
+    def missing(self, names: Sequence[str]) -> list[str]:
+        """Those of the named kernels that have no machine code on disk yet."""
+        return [
+            n for n in dict.fromkeys(names) if n not in self._addresses and not object_path(self.folder, n).exists()
+        ]
+
+    def ensure(self, names: Sequence[str], progress: Progress | None = None, workers: int = 0) -> None:
+        """Compile what is missing, in child processes. Raises EngineError with the compiler's last line."""
+        todo = self.missing(names)
+        if not todo:
+            return
+        workers = max(1, min(workers or len(os.sched_getaffinity(0)), len(todo)))
+        done = 0
+        lock = threading.Lock()
+        failures: list[str] = []
+
+        def watch(child: subprocess.Popen[str]) -> None:
+            nonlocal done
+            noise: list[str] = []
+            reader = threading.Thread(target=lambda: noise.extend(child.stderr or ()), daemon=True)
+            reader.start()
+            for _line in child.stdout or ():
+                with lock:
+                    done += 1
+                    if progress:
+                        progress(f"compiling kernels for this CPU ({self.isa.name}), once: {done}/{len(todo)}")
+            reader.join()
+            for pipe in (child.stdout, child.stderr):
+                if pipe is not None:
+                    pipe.close()
+            if child.wait() != 0:
+                failures.append(
+                    next((x for x in reversed([n.strip() for n in noise]) if x), f"exit {child.returncode}")
+                )
+
+        if progress:
+            progress(f"compiling kernels for this CPU ({self.isa.name}), once: 0/{len(todo)}")
+        # NUMBA_* of the user must not change what is compiled; the package may be a checkout that is not installed.
+        environment = child_environment(drop="NUMBA_", first_on_path=_PACKAGE.parent)
+        command = [
+            sys.executable,
+            "-m",
+            "edgeinfer.kernels.compile",
+            str(self.folder),
+            f"{self.isa.arch}/{self.isa.name}",
+        ]
+        children: list[subprocess.Popen[str]] = []
+        try:
+            for i in range(workers):
+                child = subprocess.Popen(
+                    [*command, *todo[i::workers]], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                    env=environment, stdin=subprocess.DEVNULL,
+                )  # fmt: skip
+                children.append(child)
+            watchers = [threading.Thread(target=watch, args=(c,), daemon=True) for c in children]
+            for w in watchers:
+                w.start()
+            for w in watchers:
+                w.join()
+        except OSError as error:
+            raise EngineError(f"could not start a process to compile kernels: {error}") from error
+        finally:
+            for child in children:  # Ctrl-C: no child is left behind
+                if child.poll() is None:
+                    child.kill()
+                    child.wait()
+        if failures:
+            raise EngineError(f"compiling kernels for {self.isa.name} failed: {failures[0]}")
+        self.compiled += len(todo)
+
+    def addresses(self, names: Sequence[str], progress: Progress | None = None) -> dict[str, int]:
+        """The addresses of the named kernels, compiled and loaded when they are not yet."""
+        with self._lock:
+            self.ensure(names, progress)
+            new = [n for n in dict.fromkeys(names) if n not in self._addresses]
+            if new:
+                try:
+                    self._load(new)
+                except (ValueError, KeyError, OSError, RuntimeError):
+                    for name in new:  # damaged: compile these anew, once
+                        object_path(self.folder, name).unlink(missing_ok=True)
+                    self.ensure(names, progress)
+                    self._load(new)
+            return {n: self._addresses[n] for n in names}
+
+    def function(self, name: str) -> Callable[[int, int, int, int], None]:
+        """A kernel as a Python function of four integers; the interpreter lock is released while it runs."""
+        call = KERNEL(self.addresses([name])[name])
+        scratch = ctypes.create_string_buffer(16)
+        first, second = ctypes.addressof(scratch), ctypes.addressof(scratch) + 8
+
+        def run(step: int, state: int, ith: int, nth: int, _keep: object = scratch) -> None:
+            call(first, second, step, state, ith, nth)
+
+        return run
+
+    def _load(self, names: Sequence[str]) -> None:
+        import llvmlite.binding as llvm
+
+        if self._engine is None:
+            llvm.initialize_native_target()
+            llvm.initialize_native_asmprinter()
+            machine = llvm.Target.from_default_triple().create_target_machine(reloc="pic", codemodel="default")
+            self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+        objects = []
+        for name in names:
+            checksum, _, code = object_path(self.folder, name).read_bytes().partition(b"\n")
+            if hashlib.sha256(code).hexdigest().encode() != checksum:
+                raise ValueError(f"{name}: damaged")
+            objects.append(llvm.ObjectFileRef.from_data(code))
+        for item in objects:
+            self._engine.add_object_file(item)
+        self._engine.finalize_object()
+        for name in names:
+            self._addresses[name] = self._engine.get_function_address(symbol_of(name))
+
+
+def _writable(folder: Path) -> Path:
+    """The folder, made if need be; a private temporary one when it cannot be written (a locked-down service)."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder):
+            return folder
+    except OSError:
+        if folder.is_dir() and os.access(folder, os.R_OK | os.X_OK) and any(folder.iterdir()):
+            return folder  # filled earlier, read-only now
+        return Path(tempfile.mkdtemp(prefix="edgeinfer-kernels-"))

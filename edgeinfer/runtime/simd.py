@@ -1,0 +1,275 @@
+"""Operations on 16-lane vectors. Everything is generic LLVM but the product of bytes, which each instruction set does its way.
+
+No fast-math flag is used anywhere: sums have one fixed order, and a NaN stays a NaN until the check for it.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+
+from .vec import (
+    ADDRESS,
+    F32,
+    I8,
+    I16,
+    I32,
+    Vec,
+    const,
+    declare,
+    join,
+    load_scalar,
+    native,
+    op,
+    part,
+    pointer,
+    splat,
+    target,
+)  # fmt: skip
+
+f32x16, i32x16, f16x16, i8x16 = Vec("f32"), Vec("i32"), Vec("f16"), Vec("i8")
+FX, IX, HX, BX = f32x16.ll, i32x16.ll, f16x16.ll, i8x16.ll
+
+
+def _load(vec):
+    return op(vec, [ADDRESS, ADDRESS], lambda b, a, o: b.load(pointer(b, a, o, vec.ll), align=1))
+
+
+def _store(vec):
+    def emit(b, a, o, v):
+        b.store(v, pointer(b, a, o, vec.ll), align=1)
+        return I32(0)
+
+    return op(types.int32, [ADDRESS, ADDRESS, vec], emit)
+
+
+load_f32, load_i32, load_f16, load_i8 = _load(f32x16), _load(i32x16), _load(f16x16), _load(i8x16)
+store_f32, store_i32, store_f16, store_i8 = _store(f32x16), _store(i32x16), _store(f16x16), _store(i8x16)
+
+zero_f = op(f32x16, [], lambda b: const(FX, 0.0))
+zero_i = op(i32x16, [], lambda b: const(IX, 0))
+splat_f = op(f32x16, [types.float32], splat)
+splat_i = op(i32x16, [types.int32], splat)
+load_splat_f = op(f32x16, [ADDRESS, ADDRESS], lambda b, a, o: splat(b, load_scalar(b, a, o, F32)))
+
+
+def emit_fma(b, x, y, z):
+    """x*y + z, rounded once where the CPU can, else twice."""
+    if target().fma:
+        return b.call(declare(b, "llvm.fma.v16f32", FX, [FX] * 3), (x, y, z))
+    return b.fadd(b.fmul(x, y), z)
+
+
+fma = op(f32x16, [f32x16] * 3, emit_fma)
+add_f = op(f32x16, [f32x16] * 2, lambda b, x, y: b.fadd(x, y))
+sub_f = op(f32x16, [f32x16] * 2, lambda b, x, y: b.fsub(x, y))
+mul_f = op(f32x16, [f32x16] * 2, lambda b, x, y: b.fmul(x, y))
+div_f = op(f32x16, [f32x16] * 2, lambda b, x, y: b.fdiv(x, y))
+max_f = op(f32x16, [f32x16] * 2, lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), x, y))  # x NaN gives y
+abs_f = op(f32x16, [f32x16], lambda b, x: b.call(declare(b, "llvm.fabs.v16f32", FX, [FX]), (x,)))
+round_f = op(f32x16, [f32x16], lambda b, x: b.call(declare(b, "llvm.roundeven.v16f32", FX, [FX]), (x,)))
+sqrt_f = op(f32x16, [f32x16], lambda b, x: b.call(declare(b, "llvm.sqrt.v16f32", FX, [FX]), (x,)))
+add_i = op(i32x16, [i32x16] * 2, lambda b, x, y: b.add(x, y))
+mul_i = op(i32x16, [i32x16] * 2, lambda b, x, y: b.mul(x, y))
+or_i = op(i32x16, [i32x16] * 2, lambda b, x, y: b.or_(x, y))
+to_float = op(f32x16, [i32x16], lambda b, x: b.sitofp(x, FX))
+to_int = op(i32x16, [f32x16], lambda b, x: b.fptosi(x, IX))
+to_bytes = op(i8x16, [i32x16], lambda b, x: b.trunc(x, BX))
+from_u8 = op(i32x16, [i8x16], lambda b, x: b.zext(x, IX))
+from_i8 = op(i32x16, [i8x16], lambda b, x: b.sext(x, IX))
+
+
+def bits(shift, mask, left=0):
+    """An operation that takes a field of every byte: ((x >> shift) & mask) << left; the mask is repeated in each byte."""
+    word = mask * 0x01010101
+
+    def emit(b, x):
+        x = b.lshr(x, const(IX, shift)) if shift else x
+        x = b.and_(x, const(IX, word))
+        return b.shl(x, const(IX, left)) if left else x
+
+    return op(i32x16, [i32x16], emit)
+
+
+low_nibble, high_nibble = bits(0, 15), bits(4, 15)
+
+
+def emit_to_f32(b, h):
+    """f16 to f32, exact: without hardware, the exponent is moved by a multiplication, which keeps subnormals right."""
+    if target().f16c:
+        return b.fpext(h, FX)
+    w = b.zext(b.bitcast(h, ir.VectorType(I16, 16)), IX)
+    magnitude = b.shl(b.and_(w, const(IX, 0x7FFF)), const(IX, 13))
+    scaled = b.bitcast(b.fmul(b.bitcast(magnitude, FX), const(FX, 2.0**112)), IX)
+    special = b.icmp_signed(">=", magnitude, const(IX, 0x0F800000))  # infinity or NaN
+    scaled = b.select(special, b.or_(magnitude, const(IX, 0x7F800000)), scaled)
+    return b.bitcast(b.or_(scaled, b.shl(b.and_(w, const(IX, 0x8000)), const(IX, 16))), FX)
+
+
+def emit_to_f16(b, x):
+    """f32 to f16, to nearest even; values beyond the largest f16 become infinity."""
+    if target().f16c:
+        return b.fptrunc(x, HX)
+    w = b.bitcast(x, IX)
+    sign = b.lshr(b.and_(w, const(IX, -0x80000000)), const(IX, 16))
+    a = b.and_(w, const(IX, 0x7FFFFFFF))
+    odd = b.and_(b.lshr(a, const(IX, 13)), const(IX, 1))
+    normal = b.lshr(b.add(b.add(a, const(IX, 0x0FFF - 0x38000000)), odd), const(IX, 13))
+    # Adding 0.5 shifts a subnormal's bits to the bottom of the word and rounds them on the way.
+    half = b.fadd(b.bitcast(a, FX), const(FX, 0.5))
+    subnormal = b.sub(b.bitcast(half, IX), const(IX, 0x3F000000))
+    result = b.select(b.icmp_signed("<", a, const(IX, 0x38800000)), subnormal, normal)
+    infinite = b.select(b.icmp_signed(">", a, const(IX, 0x7F800000)), const(IX, 0x7E00), const(IX, 0x7C00))
+    result = b.select(b.icmp_signed(">=", a, const(IX, 0x477FF000)), infinite, result)
+    return b.bitcast(b.trunc(b.or_(result, sign), ir.VectorType(I16, 16)), HX)
+
+
+to_f32 = op(f32x16, [f16x16], emit_to_f32)
+to_f16 = op(f16x16, [f32x16], emit_to_f16)
+
+
+def _bf16(b, a, o):
+    half = b.load(pointer(b, a, o, ir.VectorType(I16, 16)), align=1)
+    return b.bitcast(b.shl(b.zext(half, IX), const(IX, 16)), FX)
+
+
+load_bf16 = op(f32x16, [ADDRESS, ADDRESS], _bf16)
+
+
+def _fold(combine):
+    """Reduce 16 lanes by halves: one fixed order on every machine."""
+
+    def emit(b, x):
+        n = 8
+        while n:
+            x = combine(b, part(b, x, 0, n), part(b, x, n, n))
+            n //= 2
+        return b.extract_element(x, I32(0))
+
+    return emit
+
+
+sum_f = op(types.float32, [f32x16], _fold(lambda b, x, y: b.fadd(x, y)))
+sum_i = op(types.int32, [i32x16], _fold(lambda b, x, y: b.add(x, y)))
+top_f = op(types.float32, [f32x16], _fold(lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), x, y)))
+
+
+# ---- the product of bytes: acc[lane] += sum of 4 products u8 x s8 -----------------------------------------------------
+
+
+def _bytes(b, x):
+    return b.bitcast(x, ir.VectorType(I8, x.type.count * 4))
+
+
+def _dot_512(b, acc, u, s, _wide):
+    byte = ir.VectorType(I8, 64)
+    f = declare(b, "llvm.x86.avx512.vpdpbusd.512", IX, [IX, byte, byte])
+    return b.call(f, (acc, _bytes(b, u), _bytes(b, s)))
+
+
+def _dot_256(b, acc, u, s, _wide):
+    half, byte = ir.VectorType(I32, 8), ir.VectorType(I8, 32)
+    f = declare(b, "llvm.x86.avx512.vpdpbusd.256", half, [half, byte, byte])
+    cut = [[part(b, v, i, 8) for v in (acc, u, s)] for i in (0, 8)]
+    return join(b, [b.call(f, (a, _bytes(b, x), _bytes(b, y))) for a, x, y in cut])
+
+
+def _dot_avx2(b, acc, u, s, wide):
+    """Pairs are summed in 16 bits, which holds 2 x 127 x 127 but not 2 x 255 x 127: a full byte is split at bit 7."""
+    byte, word, half = ir.VectorType(I8, 32), ir.VectorType(I16, 16), ir.VectorType(I32, 8)
+    multiply = declare(b, "llvm.x86.avx2.pmadd.ub.sw", word, [byte, byte])
+    widen = declare(b, "llvm.x86.avx2.pmadd.wd", half, [word, word])
+
+    def product(x, y):
+        return b.call(widen, (b.call(multiply, (_bytes(b, x), _bytes(b, y))), const(word, 1)))
+
+    def one(a, x, y):
+        if not wide:
+            return b.add(a, product(x, y))
+        low = product(b.and_(x, const(half, 0x7F7F7F7F)), y)
+        high = product(b.and_(x, const(half, -0x7F7F7F80)), y)
+        return b.add(a, b.add(low, high))
+
+    return join(b, [one(*(part(b, v, i, 8) for v in (acc, u, s))) for i in (0, 8)])
+
+
+def _dot_neon(b, acc, u, s, wide):
+    """sdot takes signed bytes: a full byte u is taken as (u - 128), and 128 x the sum of s is added back by a second sdot."""
+    quad, byte = ir.VectorType(I32, 4), ir.VectorType(I8, 16)
+    f = declare(b, "llvm.aarch64.neon.sdot.v4i32.v16i8", quad, [quad, byte, byte])
+
+    def one(a, x, y):
+        x, y = _bytes(b, x), _bytes(b, y)
+        if wide:  # u = (u - 128) + 64 + 64
+            a = b.call(f, (a, b.xor(x, const(byte, -128)), y))
+            return b.call(f, (b.call(f, (a, const(byte, 64), y)), const(byte, 64), y))
+        return b.call(f, (a, x, y))
+
+    return join(b, [one(*(part(b, v, i, 4) for v in (acc, u, s))) for i in (0, 4, 8, 12)])
+
+
+def _dot_plain(b, acc, u, s, _wide):
+    for k in range(4):
+        x = b.and_(b.lshr(u, const(IX, 8 * k)), const(IX, 255))
+        y = b.ashr(b.shl(s, const(IX, 24 - 8 * k)), const(IX, 24))
+        acc = b.add(acc, b.mul(x, y))
+    return acc
+
+
+_DOTS = {
+    "vpdpbusd512": _dot_512, "vpdpbusd256": _dot_256, "pmaddubsw": _dot_avx2, "sdot": _dot_neon, "plain": _dot_plain,
+}  # fmt: skip
+
+
+def emit_dot(b, acc, u, s, wide):
+    """Four products per lane added to acc, exactly; `wide` says that u may be above 127."""
+    return _DOTS[target().dot](b, acc, u, s, wide)
+
+
+# ---- functions ------------------------------------------------------------------------------------------------------
+
+
+def _scale_by_power(b, p, r):
+    n = b.shl(b.fptosi(r, IX), const(IX, 23))
+    return b.bitcast(b.add(b.bitcast(p, IX), n), FX)
+
+
+_scale2 = op(f32x16, [f32x16] * 2, _scale_by_power)
+_flush = op(f32x16, [f32x16] * 2, lambda b, x, y: b.select(b.fcmp_ordered("<", x, const(FX, -87.0)), const(FX, 0.0), y))
+_clamp = op(f32x16, [f32x16], lambda b, x: _clamped(b, x))
+
+
+def _clamped(b, x):
+    x = b.select(b.fcmp_ordered("<", x, const(FX, -87.0)), const(FX, -87.0), x)
+    return b.select(b.fcmp_ordered(">", x, const(FX, 88.0)), const(FX, 88.0), x)
+
+
+@native
+def exp_f(x):
+    """e^x within 2e-7 relative by Cody-Waite reduction and a polynomial of degree 6; exactly 1 at 0, exactly 0 below -87."""
+    c = _clamp(x)
+    r = round_f(mul_f(c, splat_f(1.4426950408889634)))
+    f = fma(r, splat_f(-0.693359375), c)
+    f = fma(r, splat_f(2.12194440e-4), f)
+    p = splat_f(1.9875691500e-4)
+    p = fma(p, f, splat_f(1.3981999507e-3))
+    p = fma(p, f, splat_f(8.3334519073e-3))
+    p = fma(p, f, splat_f(4.1665795894e-2))
+    p = fma(p, f, splat_f(1.6666665459e-1))
+    p = fma(p, f, splat_f(5.0000001201e-1))
+    p = fma(mul_f(p, f), f, add_f(f, splat_f(1.0)))
+    return _flush(x, _scale2(p, r))
+
+
+@native
+def silu_f(x):
+    """x / (1 + e^-x)."""
+    return div_f(x, add_f(splat_f(1.0), exp_f(sub_f(zero_f(), x))))
+
+
+@native
+def gelu_f(x):
+    """The tanh form of GELU: x / (1 + e^(-2 z)) with z = sqrt(2/pi) (x + 0.044715 x^3)."""
+    cube = mul_f(mul_f(x, x), x)
+    z = mul_f(splat_f(0.7978845608028654), fma(cube, splat_f(0.044715), x))
+    return div_f(x, add_f(splat_f(1.0), exp_f(mul_f(splat_f(-2.0), z))))

@@ -1,0 +1,121 @@
+"""The native half of the thread pool: interpreter, worker loop, barrier. Memory layouts are in `pool.py`.
+
+A thread that waits spins briefly, then yields, then parks in the kernel, so a busy neighbour slows us in proportion and
+an idle process costs no CPU.
+"""
+
+from __future__ import annotations
+
+from .layout import (
+    JOB_GO,
+    JOB_ITH,
+    JOB_NTH,
+    JOB_PARKED,
+    JOB_PROGRAM,
+    JOB_STATE,
+    JOB_STEPS,
+    JOB_WAITED,
+    JOB_WORDS,
+    RECORD_PROGRAM,
+    RECORD_SLOTS,
+    RECORD_STATE,
+    RECORD_STEPS,
+    SPINS_BARRIER,
+    SPINS_IDLE,
+    STATE_BARRIER,
+    STEP_BYTES,
+    STEP_KERNEL,
+    STEP_SYNC,
+)  # fmt: skip
+from .memory import (
+    FUTEX_WAIT_PRIVATE,
+    FUTEX_WAKE_PRIVATE,
+    atomic_add,
+    atomic_load,
+    atomic_store,
+    atomic_swap,
+    call_kernel,
+    field,
+    futex,
+    pause,
+    put_field,
+    sched_yield,
+)  # fmt: skip
+from .vec import native
+
+
+@native
+def barrier(address, ith, nth):
+    """Wait until all nth threads have come: a counter that only grows, and each thread's own generation on its own line."""
+    if nth > 1:
+        mine = address + 64 * (1 + ith)
+        generation = field(mine, 0) + 1
+        put_field(mine, 0, generation)
+        wanted = generation * nth
+        if atomic_add(address, 1) + 1 < wanted:
+            spins = 0
+            while atomic_load(address) < wanted:
+                pause()
+                spins += 1
+                if spins > SPINS_BARRIER:
+                    sched_yield()
+
+
+@native
+def run_program(program, n_steps, state, ith, nth):
+    """Call each step's kernel by the address in it, with a barrier after the steps that ask for one."""
+    wait = field(state, STATE_BARRIER)
+    for i in range(n_steps):
+        step = program + i * STEP_BYTES
+        call_kernel(field(step, STEP_KERNEL), step, state, ith, nth)
+        if field(step, STEP_SYNC) != 0:
+            barrier(wait, ith, nth)
+
+
+def run(jobs, record, _unused, nth):
+    """Thread 0 of a call: hand the record's job to nth-1 workers and run it with them; the record lists their slots."""
+    program = field(record, RECORD_PROGRAM)
+    n_steps = field(record, RECORD_STEPS)
+    state = field(record, RECORD_STATE)
+    for k in range(1, nth):
+        job = jobs + field(record, RECORD_SLOTS + k - 1) * JOB_WORDS * 8
+        put_field(job, JOB_PROGRAM, program)
+        put_field(job, JOB_STEPS, n_steps)
+        put_field(job, JOB_STATE, state)
+        put_field(job, JOB_ITH, k)
+        put_field(job, JOB_NTH, nth)
+        atomic_add(job + JOB_GO * 8, 1)
+        if atomic_swap(job + JOB_PARKED * 8, 0) != 0:
+            futex(job + JOB_GO * 8, FUTEX_WAKE_PRIVATE, 1)
+    run_program(program, n_steps, state, 0, nth)
+    barrier(field(state, STATE_BARRIER), 0, nth)  # every worker has let go of the state
+
+
+def work(job, _unused, _ith, _nth):
+    """A worker's whole life: wait for its slot's counter to move, run the job, wait again. A negative counter ends it."""
+    seen = field(job, JOB_WAITED)
+    while True:
+        spins = 0
+        while atomic_load(job + JOB_GO * 8) == seen:
+            pause()
+            spins += 1
+            if spins > SPINS_IDLE:
+                atomic_swap(job + JOB_PARKED * 8, 1)
+                if atomic_load(job + JOB_GO * 8) == seen:
+                    futex(job + JOB_GO * 8, FUTEX_WAIT_PRIVATE, seen & 0xFFFFFFFF)
+                spins = 0
+        seen = atomic_load(job + JOB_GO * 8)
+        if seen < 0:
+            break
+        state = field(job, JOB_STATE)
+        ith = field(job, JOB_ITH)
+        nth = field(job, JOB_NTH)
+        run_program(field(job, JOB_PROGRAM), field(job, JOB_STEPS), state, ith, nth)
+        barrier(field(state, STATE_BARRIER), ith, nth)
+
+
+def stop(jobs, slot, _ith, _nth):
+    """End the worker of a slot."""
+    job = jobs + slot * JOB_WORDS * 8
+    atomic_store(job + JOB_GO * 8, -1)
+    futex(job + JOB_GO * 8, FUTEX_WAKE_PRIVATE, 1)
