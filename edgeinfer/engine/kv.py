@@ -1,21 +1,32 @@
-"""The paged KV cache: one pool of pages and one page table per layer group, counted references, copy of a shared last page.
+"""The paged KV cache: pools of pages with counted references, one page table per sequence and layer group.
 
 A page is 64 positions of every layer of its group. Pages are handed out as a sequence grows, so memory that no sequence
-has used is never touched. Sharing is by whole pages; a page that is only partly below the fork point is copied.
+has used is never touched; the pools are as large at the end as at the start, and any free page serves any sequence, so
+nothing can fragment. Whole pages are shared by reference (`hold`, `open(pages)`, `fork`); a page that is only partly
+below a fork point, or that is shared and would be written again, is copied.
+
+A layer group with a window gives pages back that no later position can see; a sequence is then rewound only as far as
+its window reaches, else to 0 (`rewind` says how far it came). State that cannot be cut at a position at all, such as a
+recurrent layer's, would hang on the same two calls: `rewind` returning less, and a page with a missing part.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from ..arch.family import KVGroup
-from ..errors import ContextOverflowError, NotFoundError, SettingError
+from ..errors import ContextOverflowError, ModelFileError, NotFoundError, SettingError
 from ..runtime.arena import Arena, aligned
 
-__all__ = ["PAGE", "PagedKV"]
+__all__ = ["PAGE", "Page", "PagedKV"]
 
 PAGE = 64
+REWIND = 256  # positions that a windowed group keeps beyond its window, so that short rewinds need no new prefill
+LAYOUT = 1  # of pages, for what is kept on disk
+Page = tuple[int, ...]  # a page number for each group, -1 where a window has passed
 
 
 class _Pool:
@@ -36,32 +47,57 @@ class _Pool:
         return page
 
     def drop(self, page: int) -> None:
-        self.references[page] -= 1
-        if self.references[page] == 0:
-            self.free.append(page)
+        if page >= 0:
+            self.references[page] -= 1
+            if self.references[page] == 0:
+                self.free.append(page)
+
+    def share(self, page: int) -> None:
+        if page >= 0:
+            self.references[page] += 1
+
+    def layers(self, page: int) -> list[slice]:
+        """Where a page's bytes are, layer by layer."""
+        starts = ((layer * self.n_pages + page) * self.page_bytes for layer in range(self.group.n_layer))
+        return [slice(start, start + self.page_bytes) for start in starts]
 
     def copy(self, source: int, target: int) -> None:
-        for layer in range(self.group.n_layer):
-            base = layer * self.n_pages
-            a, b = (base + source) * self.page_bytes, (base + target) * self.page_bytes
-            self.arena.bytes[b : b + self.page_bytes] = self.arena.bytes[a : a + self.page_bytes]
+        for a, b in zip(self.layers(source), self.layers(target), strict=True):
+            self.arena.bytes[b] = self.arena.bytes[a]
 
 
 class PagedKV:
-    """Sequences and their pages. Sequence ids are slots 0 .. n_seq-1."""
+    """Sequences and their pages. Sequence ids are slots 0 .. n_seq-1. Every method may be called from any thread."""
 
-    def __init__(self, groups: Sequence[KVGroup], page_bytes: int, n_ctx: int, n_positions: int, n_seq: int = 64):
+    page_size = PAGE
+
+    def __init__(
+        self,
+        groups: Sequence[KVGroup],
+        page_bytes: int,
+        n_ctx: int,
+        n_positions: int,
+        n_seq: int = 64,
+        layout: str = "f16",
+    ):
         self.n_ctx = n_ctx
         self.n_seq = n_seq
         self.page_bytes = page_bytes
         self.pages_per_seq = -(-n_ctx // PAGE)
-        n_pages = -(-n_positions // PAGE)
-        self.pools = [_Pool(group, n_pages, page_bytes) for group in groups]
+        self.n_pages = -(-n_positions // PAGE)
+        self.pools = [_Pool(group, self.n_pages, page_bytes) for group in groups]
+        shape = ",".join(f"{g.n_layer}/{g.window}" for g in groups)
+        self.layout = (
+            f"{layout} page {PAGE}x{page_bytes} groups {shape} layout {LAYOUT}"  # what exported pages depend on
+        )
+        # Called without the lock when n pages are wanted and not free; it may drop held pages, and returns how many.
+        self.reclaim: Callable[[int], int] | None = None
         self._tables = aligned(n_seq * len(groups) * self.pages_per_seq)
         self.table = self._tables.reshape(n_seq, len(groups), self.pages_per_seq)
+        self.table[:] = -1
         self.table_address = int(self._tables.ctypes.data)
         self._length = [-1] * n_seq  # n_past, or -1 for a slot that is not open
-        self._held = [0] * n_seq  # pages in a sequence's tables; entries beyond are stale
+        self._first = [[0] * len(groups) for _ in range(n_seq)]  # first page that a group still has
         self._lock = threading.Lock()
 
     def layer_address(self, group: int, index: int) -> int:
@@ -69,15 +105,34 @@ class PagedKV:
         pool = self.pools[group]
         return pool.arena.address + index * pool.n_pages * pool.page_bytes
 
-    def open(self) -> int:
-        """Start an empty sequence. Raises SettingError when all slots are taken."""
+    @property
+    def free_pages(self) -> int:
+        """Pages that nobody holds, in the group with the fewest."""
+        return min(len(pool.free) for pool in self.pools)
+
+    # ---- sequences --------------------------------------------------------------------------------------------------
+
+    def open(self, pages: Sequence[Page] = ()) -> int:
+        """Start a sequence, empty or with whole held pages in front. Raises SettingError when all slots are taken."""
         with self._lock:
-            return self._open()
+            if len(pages) > self.pages_per_seq:
+                raise ContextOverflowError(f"{len(pages) * PAGE} positions were given to a context of {self.n_ctx}")
+            seq = self._open()
+            for i, page in enumerate(pages):
+                for g, pool in enumerate(self.pools):
+                    pool.share(page[g])
+                    self.table[seq, g, i] = page[g]
+            self._length[seq] = len(pages) * PAGE
+            for g in range(len(self.pools)):
+                missing = [i for i, page in enumerate(pages) if page[g] < 0]
+                self._first[seq][g] = missing[-1] + 1 if missing else 0
+            return seq
 
     def _open(self) -> int:
         for seq, length in enumerate(self._length):
             if length < 0:
                 self._length[seq] = 0
+                self._first[seq] = [0] * len(self.pools)
                 return seq
         raise SettingError(f"all {self.n_seq} sequences of the KV cache are open; close one first")
 
@@ -100,25 +155,45 @@ class PagedKV:
                     f"the sequence holds {past} tokens and {n} more were given; the context is {self.n_ctx}"
                 )
             have, want = -(-past // PAGE), -(-(past + n) // PAGE)
+        self._want(want - have)
+        with self._lock:
             if any(len(pool.free) < want - have for pool in self.pools):
                 raise ContextOverflowError(
                     f"the KV cache is full: {want - have} pages wanted, {self.free_pages} free; close a sequence"
                 )
             for g, pool in enumerate(self.pools):
-                for page in range(have, want):
-                    self.table[seq, g, page] = pool.take()
-            self._held[seq] = want
+                for i in range(have, want):
+                    self.table[seq, g, i] = pool.take()
+
+    def _want(self, n: int) -> None:
+        """Ask the holder of cached pages to give some up when n are not free."""
+        if self.reclaim is not None and self.free_pages < n:
+            self.reclaim(n - self.free_pages)
 
     def advance(self, seq: int, n: int) -> None:
-        """Count n positions as filled."""
-        self._length[seq] += n
+        """Count n positions as filled, and give back pages that windowed groups have left behind."""
+        with self._lock:
+            self._length[seq] += n
+            for g, pool in enumerate(self.pools):
+                if pool.group.window:
+                    keep = max(0, self._length[seq] - pool.group.window - REWIND) // PAGE
+                    for i in range(self._first[seq][g], keep):
+                        pool.drop(int(self.table[seq, g, i]))
+                        self.table[seq, g, i] = -1
+                    self._first[seq][g] = max(self._first[seq][g], keep)
 
     def fork(self, src: int, n: int) -> int:
-        """Start a sequence that shares the first n positions of src; a page only partly shared is copied."""
+        """Start a sequence that shares the first n positions of src; a page only partly shared is copied.
+
+        Raises SettingError where a window has passed what the new sequence would have to see.
+        """
+        self._want(1 if n % PAGE else 0)
         with self._lock:
             self._check(src)
             if not 0 <= n <= self._length[src]:
                 raise SettingError(f"cannot fork {n} positions of a sequence that holds {self._length[src]}")
+            if self._reachable(src, n) != n:
+                raise SettingError(f"cannot fork at {n}: the window of sequence {src} has passed that position")
             if n % PAGE and any(not pool.free for pool in self.pools):
                 raise ContextOverflowError("the KV cache is full: no page free to fork into; close a sequence")
             seq = self._open()
@@ -126,62 +201,129 @@ class PagedKV:
             for g, pool in enumerate(self.pools):
                 for i in range(whole):
                     page = int(self.table[src, g, i])
-                    pool.references[page] += 1
+                    pool.share(page)
                     self.table[seq, g, i] = page
                 if n % PAGE:
                     page = pool.take()
                     pool.copy(int(self.table[src, g, whole]), page)
                     self.table[seq, g, whole] = page
             self._length[seq] = n
-            self._held[seq] = -(-n // PAGE)
+            self._first[seq] = list(self._first[src])
             return seq
 
+    def _reachable(self, seq: int, n: int) -> int:
+        """n when a sequence may be cut there, else 0: every group must still have what position n would look at."""
+        if n == 0:
+            return 0
+        for g, pool in enumerate(self.pools):
+            lowest = max(0, n + 1 - pool.group.window) if pool.group.window else 0
+            if self._first[seq][g] * PAGE > lowest:
+                return 0
+        return n
+
     def rewind(self, seq: int, n_past: int) -> int:
-        """Shorten a sequence to n_past positions, giving pages back; returns the n_past reached (lower when full)."""
+        """Shorten a sequence to n_past positions, giving pages back; returns the n_past reached, which may be lower."""
         with self._lock:
             self._check(seq)
             if not 0 <= n_past <= self._length[seq]:
                 raise SettingError(f"cannot rewind to {n_past}: the sequence holds {self._length[seq]} positions")
-            return self._rewind(seq, n_past)
+            if n_past == self._length[seq]:
+                return n_past
+            return self._rewind(seq, self._reachable(seq, n_past))
 
     def _rewind(self, seq: int, n_past: int) -> int:
-        last, part = divmod(n_past, PAGE)
-        beyond = -(-n_past // PAGE)
-        # A page that will be written again while another sequence reads it: take a copy of our own, or, with no page free
-        # for it, go back to the page's start, which needs none. Decided for all groups before anything is given back.
-        shared = [part > 0 and pool.references[int(self.table[seq, g, last])] > 1 for g, pool in enumerate(self.pools)]
-        for g, pool in enumerate(self.pools):
-            ours = self.table[seq, g, beyond : self._held[seq]]
-            if shared[g] and not pool.free and all(pool.references[int(page)] > 1 for page in ours):
-                return self._rewind(seq, last * PAGE)
-        for g, pool in enumerate(self.pools):
-            for page in self.table[seq, g, beyond : self._held[seq]]:
-                pool.drop(int(page))
-            if shared[g]:
+        last = n_past // PAGE
+        if n_past % PAGE:
+            shared = [g for g, pool in enumerate(self.pools) if pool.references[int(self.table[seq, g, last])] > 1]
+            # The page will be written again, and another holder reads it: take a copy of our own, or, with no page free,
+            # go back to the page's start, which needs none.
+            if any(not self.pools[g].free for g in shared):
+                return self._rewind(seq, self._reachable(seq, last * PAGE))
+            for g in shared:
+                pool = self.pools[g]
                 old, page = int(self.table[seq, g, last]), pool.take()
                 pool.copy(old, page)
                 pool.drop(old)
                 self.table[seq, g, last] = page
-        self._held[seq] = beyond
+        for g, pool in enumerate(self.pools):
+            for i in range(-(-n_past // PAGE), -(-self._length[seq] // PAGE)):
+                pool.drop(int(self.table[seq, g, i]))
+                self.table[seq, g, i] = -1
+            if n_past == 0:
+                self._first[seq][g] = 0
         self._length[seq] = n_past
         return n_past
 
     def close(self, seq: int) -> None:
         """Give the sequence's pages back."""
-        self.rewind(seq, 0)
         with self._lock:
+            self._check(seq)
+            self._rewind(seq, 0)
             self._length[seq] = -1
 
     def trim(self, seq: int) -> None:
         """Give back pages that were taken for positions that never came (a forward that failed)."""
         with self._lock:
-            have = -(-self._length[seq] // PAGE)
             for g, pool in enumerate(self.pools):
-                for page in self.table[seq, g, have : self._held[seq]]:
-                    pool.drop(int(page))
-            self._held[seq] = have
+                for i in range(-(-self._length[seq] // PAGE), self.pages_per_seq):
+                    page = int(self.table[seq, g, i])
+                    if page < 0:
+                        break
+                    pool.drop(page)
+                    self.table[seq, g, i] = -1
 
-    @property
-    def free_pages(self) -> int:
-        """Pages that no sequence holds, in the group with the fewest."""
-        return min(len(pool.free) for pool in self.pools)
+    # ---- pages ------------------------------------------------------------------------------------------------------
+
+    def hold(self, seq: int, first: int, count: int) -> list[Page]:
+        """References to `count` whole pages of a sequence from page `first`; fewer where it does not have so many."""
+        with self._lock:
+            self._check(seq)
+            pages: list[Page] = []
+            for i in range(first, min(first + count, self._length[seq] // PAGE)):
+                page = tuple(int(self.table[seq, g, i]) for g in range(len(self.pools)))
+                if min(page) < 0:
+                    break  # a window has passed
+                for pool, number in zip(self.pools, page, strict=True):
+                    pool.share(number)
+                pages.append(page)
+            return pages
+
+    def share(self, pages: Sequence[Page]) -> None:
+        """One more reference to each of some held pages."""
+        with self._lock:
+            for page in pages:
+                for pool, number in zip(self.pools, page, strict=True):
+                    pool.share(number)
+
+    def drop(self, pages: Sequence[Page]) -> None:
+        """Give references to pages back."""
+        with self._lock:
+            for page in pages:
+                for pool, number in zip(self.pools, page, strict=True):
+                    pool.drop(number)
+
+    def export(self, page: Page) -> bytes:
+        """The content of a held page, all groups and layers, in the order of `layout`."""
+        return b"".join(
+            pool.arena.bytes[part].tobytes()
+            for pool, n in zip(self.pools, page, strict=True)
+            for part in pool.layers(n)
+        )
+
+    def load(self, data: bytes) -> Page:
+        """A fresh page with exported content, held once. Raises ContextOverflowError (full), ModelFileError (size)."""
+        wanted = sum(pool.group.n_layer * pool.page_bytes for pool in self.pools)
+        if len(data) != wanted:
+            raise ModelFileError(f"a KV page is {len(data)} bytes; wanted {wanted}")
+        self._want(1)
+        with self._lock:
+            if any(not pool.free for pool in self.pools):
+                raise ContextOverflowError("the KV cache is full: no page free to load into; close a sequence")
+            page = tuple(pool.take() for pool in self.pools)
+        content = np.frombuffer(data, np.uint8)
+        at = 0
+        for pool, n in zip(self.pools, page, strict=True):
+            for part in pool.layers(n):
+                pool.arena.bytes[part] = content[at : at + pool.page_bytes]
+                at += pool.page_bytes
+        return page

@@ -38,9 +38,10 @@ from ..runtime.layout import (
     STEP_SYNC,
     STEP_WORDS,
 )  # fmt: skip
+from ..runtime.pool import ThreadPool
 from .kv import PagedKV
 
-__all__ = ["Addresses", "Lane", "barrier_state"]
+__all__ = ["Addresses", "Lane"]
 
 PADDING = 8  # rows that a tile of the last tokens may touch beyond n_batch
 BLOCK = 256
@@ -58,14 +59,6 @@ class Addresses:
     kv: PagedKV
 
 
-def barrier_state(n_threads: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """A state with nothing but a barrier for n threads, and the barrier's memory."""
-    memory = aligned(8 * (1 + n_threads))
-    state = aligned(STATE_WORDS)
-    state[STATE_BARRIER] = int(memory.ctypes.data)
-    return state, memory
-
-
 class Lane:
     """Buffers sized for n_batch tokens and n_out rows of logits, and the programs linked to them."""
 
@@ -74,12 +67,15 @@ class Lane:
         name: str,
         programs: Mapping[str, Program],
         where: Addresses,
+        pool: ThreadPool,
         n_batch: int,
         n_out: int,
         n_threads: int,
         n_ctx: int,
     ):
         self.name = name
+        self._pool = pool
+        self.team = pool.team(n_threads)
         self.n_batch, self.n_out, self.n_threads = n_batch, n_out, n_threads
         self._programs = programs
         sizes = self._buffer_sizes(n_ctx)
@@ -125,7 +121,7 @@ class Lane:
         self.out_rows = aligned(n)
         self.runs = aligned(n * RUN_WORDS)
         # A barrier's counters only grow, so each team size has its own.
-        self._barriers = {k: aligned(8 * (1 + k)) for k in range(1, self.n_threads + 1)}
+        self._barriers = {k: self._pool.take_barrier(k) for k in range(1, self.n_threads + 1)}
         s = self.state
         s[STATE_IDS] = self.ids.ctypes.data
         s[STATE_POSITIONS] = self.positions.ctypes.data
@@ -176,6 +172,12 @@ class Lane:
         s = self.state
         s[STATE_N], s[STATE_N_OUT], s[STATE_N_RUNS] = n, n_out, n_runs
         s[STATE_BARRIER] = self._barriers[n_threads].ctypes.data
+
+    def close(self) -> None:
+        """Give the barriers back; the lane must not be used again."""
+        for n, memory in self._barriers.items():
+            self._pool.give_barrier(n, memory)
+        self._barriers = {}
 
     def floats(self, name: str, rows: int, row_bytes: int) -> NDArray[np.float32]:
         """A float32 buffer as an array (rows, row_bytes / 4): a view."""

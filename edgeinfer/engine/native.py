@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import numpy as np
 
@@ -16,16 +17,17 @@ from ..model.config import ModelConfig
 from ..model.weights import Weights, unsupported_reason
 from ..plan.builder import Builder, TensorFacts
 from ..plan.checker import check_program
+from ..plan.packing import KV_TYPES, kv_page_bytes
 from ..plan.program import File, Norm, Operand, Program, Rope
-from ..runtime.arena import Arena
+from ..runtime.arena import Arena, aligned
 from ..runtime.isa import choose
-from ..runtime.layout import RUN_WORDS
+from ..runtime.layout import RUN_WORDS, STATE_BARRIER, STATE_WORDS
 from ..runtime.library import KernelLibrary
 from ..runtime.pool import KERNELS as POOL_KERNELS
 from ..runtime.pool import MAX_THREADS, ThreadPool
 from ..settings import Settings, settings
 from .kv import PagedKV
-from .lane import Addresses, Lane, barrier_state
+from .lane import Addresses, Lane
 from .logits import LOGITS_KERNELS, NativeLogits
 from .packer import PackedWeights, pack_kernels
 from .types import Batch
@@ -60,7 +62,7 @@ def family_of(config: ModelConfig) -> Family:
     return family
 
 
-def build_programs(weights: Weights, family: Family) -> dict[str, Program]:
+def build_programs(weights: Weights, family: Family, kv_type: str = "f16") -> dict[str, Program]:
     """The decode and the batch program of a model, checked. Raises UnsupportedModelError naming the tensor."""
 
     def facts(name: str) -> TensorFacts:
@@ -72,7 +74,7 @@ def build_programs(weights: Weights, family: Family) -> dict[str, Program]:
 
     programs = {}
     for phase in PHASES:
-        builder = Builder(weights.config, phase, facts, weights.has)
+        builder = Builder(weights.config, phase, facts, weights.has, kv_type)
         family.build(builder)
         programs[phase] = check_program(builder.program())
     return programs
@@ -86,59 +88,73 @@ class NativeEngine:
     """
 
     def __init__(
-        self, weights: Weights, *, n_ctx: int, n_batch: int = 512, n_threads: int = 1,
-        progress: Callable[[str], None] | None = None, options: Settings | None = None,
+        self, weights: Weights, *, n_ctx: int, n_batch: int = 512, n_threads: int = 1, kv_type: str = "f16",
+        n_kv: int | None = None, n_seq: int = 64, progress: Callable[[str], None] | None = None,
+        options: Settings | None = None,
     ):  # fmt: skip
-        if n_ctx < 1 or n_batch < 1:
-            raise SettingError(f"n_ctx and n_batch must be at least 1, not {n_ctx} and {n_batch}")
+        """kv_type is "f16", "q8_0" or "q4_0"; n_kv the positions of the page pool (default: twice n_ctx, so that a second
+        full sequence may live beside a conversation; untouched pages take no memory); n_seq the most open sequences."""
+        if n_ctx < 1 or n_batch < 1 or n_seq < 1:
+            raise SettingError(f"n_ctx, n_batch and n_seq must be at least 1, not {n_ctx}, {n_batch} and {n_seq}")
         if not 1 <= n_threads <= MAX_THREADS:
             raise SettingError(f"threads must be between 1 and {MAX_THREADS}, not {n_threads}")
-        options = options or settings()
+        if kv_type not in KV_TYPES:
+            raise SettingError(f"the KV type is {kv_type!r}; wanted one of {', '.join(KV_TYPES)}")
+        n_kv = 2 * n_ctx if n_kv is None else n_kv
+        if n_kv < n_ctx:
+            raise SettingError(f"n_kv is {n_kv}; wanted at least one context of {n_ctx}")
         self.config = config = weights.config
-        self.n_ctx, self.n_threads = n_ctx, n_threads
+        self.n_ctx, self.n_threads, self.kv_type = n_ctx, n_threads, kv_type
         self.n_batch = n_batch = min(n_batch, n_ctx)
         self.n_vocab = config.n_tokens or config.n_vocab  # padding rows of the table have no token
         self.n_out = min(N_OUT, n_batch)
         self._weights = weights
         family = family_of(config)
-        self.programs = build_programs(weights, family)
-        self.library = kernel_library(options)
+        self.programs = build_programs(weights, family, kv_type)
+        self.library = kernel_library(options or settings())
         names = self._kernel_names()
         started = time.perf_counter()
         missing = self.library.missing(names)
         kernels = self.library.addresses(names, progress)
         self.compile_s = time.perf_counter() - started if missing else 0.0  # of compiling kernels, once a machine
         self._pool = ThreadPool.shared(self.library)
-        self._team = self._pool.borrow(n_threads)
-        try:
-            state, self._pack_barrier = barrier_state(n_threads)
-            self._packed = PackedWeights(
-                weights,
-                list(self.programs.values()),
-                self._norms(),
-                self.library,
-                self._team,
-                int(state.ctypes.data),
-                progress,
-            )
-            page_bytes = Builder(config, "decode", lambda _: TensorFacts("f32", ()), weights.has).page_bytes()
-            # Twice n_ctx, so that a second full sequence may live beside a conversation; untouched pages take no memory.
-            self.kv = PagedKV(family.groups(config), page_bytes, n_ctx, 2 * n_ctx)
-            self._ropes, self._rope_arena = self._rope_tables()
-            files = {name: weights.address(name) for name in self._named(File)}
-            self._where = Addresses(kernels, self._packed.addresses, self._packed.norms, files, self._ropes, self.kv)
-            self._lanes = {
-                name: Lane(name, self.programs, self._where, n_batch, self.n_out, n_threads, n_ctx) for name in LANES
-            }
-        except BaseException:
-            self._team.release()
-            raise
+        self._packed = self._pack(progress)
+        page_bytes = kv_page_bytes(kv_type, config.n_head_kv, config.head_dim)
+        layout = f"{self.library.isa.name} {kv_type} heads {config.n_head_kv}x{config.head_dim}"
+        self.kv = PagedKV(family.groups(config), page_bytes, n_ctx, n_kv, n_seq, layout)
+        self._ropes, self._rope_arena = self._rope_tables()
+        files = {name: weights.address(name) for name in self._named(File)}
+        self._where = Addresses(kernels, self._packed.addresses, self._packed.norms, files, self._ropes, self.kv)
+        self._lanes = {
+            name: Lane(name, self.programs, self._where, self._pool, n_batch, self.n_out, n_threads, n_ctx)
+            for name in LANES
+        }
         self._logits = {name: NativeLogits(self.library, self.n_vocab) for name in LANES}
-        self._lock = threading.Lock()
+        self._locks = {name: threading.Lock() for name in LANES}
+        self._running = 0  # threads that calls use now
+        self._running_lock = threading.Lock()
         self._pid = os.getpid()
         self._closed = False
 
     # ---- loading ----------------------------------------------------------------------------------------------------
+
+    def _pack(self, progress: Callable[[str], None] | None) -> PackedWeights:
+        """The weights in the layout that the kernels read, packed by all threads."""
+        barrier = self._pool.take_barrier(self.n_threads)
+        state = aligned(STATE_WORDS)
+        state[STATE_BARRIER] = barrier.ctypes.data
+        team = self._pool.team(self.n_threads)
+        try:
+            return PackedWeights(
+                self._weights,
+                list(self.programs.values()),
+                self._norms(),
+                self.library,
+                lambda step: team.run(step, 1, int(state.ctypes.data), self.n_threads),
+                progress,
+            )
+        finally:
+            self._pool.give_barrier(self.n_threads, barrier)
 
     def _kernel_names(self) -> list[str]:
         matrices = [m for program in self.programs.values() for m in program.matrices()]
@@ -183,22 +199,30 @@ class NativeEngine:
 
     # ---- forward ----------------------------------------------------------------------------------------------------
 
-    def forward(self, batch: Batch, lane: str = "decode") -> NativeLogits:
+    def forward(self, batch: Batch, lane: str = "decode", n_threads: int = 0) -> NativeLogits:
         """Evaluate a batch; the answer's rows are those that want logits, valid until the lane's next forward.
 
-        Raises SettingError (a batch that is malformed or too long), ContextOverflowError (no room; the sequences are as
-        before), EngineError (closed).
+        The two lanes may run at once, on different sequences. n_threads limits this call (0: all that are not in use by
+        the other lane, at least one). Raises SettingError (a batch that is malformed or too long), ContextOverflowError
+        (no room; the sequences are as before), EngineError (closed).
         """
-        if lane not in self._lanes:
+        if lane not in self._lanes and not self._closed:
             raise SettingError(f"there is no lane {lane!r}; wanted one of {', '.join(LANES)}")
-        if self._pid != os.getpid():  # before the lock, which the fork may have copied while it was held
-            raise EngineError("this process was forked from one with a loaded model; load the model again here")
-        with self._lock:
+        with self._locks[lane]:
             if self._closed:
                 raise EngineError("the engine is closed")
-            return self._forward(batch, lane)
+            if self._pid != os.getpid():
+                raise EngineError("this process was forked from one with a loaded model; load the model again here")
+            with self._running_lock:
+                n = max(1, min(n_threads or self.n_threads, self.n_threads - self._running))
+                self._running += n
+            try:
+                return self._forward(batch, lane, n)
+            finally:
+                with self._running_lock:
+                    self._running -= n
 
-    def _forward(self, batch: Batch, lane: str) -> NativeLogits:
+    def _forward(self, batch: Batch, lane: str, n_threads: int) -> NativeLogits:
         here = self._lanes[lane]
         n = len(batch)
         runs = self._runs(batch)
@@ -217,8 +241,8 @@ class NativeEngine:
             here.slots[:n] = batch.seq_ids
             here.out_rows[: len(out)] = out
             here.runs[: len(runs) * RUN_WORDS] = np.array(runs, np.int64).reshape(-1)
-            here.set_call(n, len(out), len(runs), self.n_threads)
-            self._team.run(int(program.ctypes.data), len(self.programs[phase].steps), here.state_address)
+            here.set_call(n, len(out), len(runs), n_threads)
+            here.team.run(int(program.ctypes.data), len(self.programs[phase].steps), here.state_address, n_threads)
         except BaseException:
             # No room, or Ctrl-C: the sequences are as before, and hold no page that nothing was counted in.
             for seq in grown:
@@ -269,12 +293,15 @@ class NativeEngine:
         }
 
     def close(self) -> None:
-        """Give threads and memory back; later calls raise EngineError. Closing twice is fine."""
-        with self._lock:
+        """Give memory back when the running forwards have ended; later calls raise EngineError. Twice is fine."""
+        with ExitStack() as held:
+            for lock in self._locks.values():
+                held.enter_context(lock)
             if self._closed:
                 return
             self._closed = True
-            self._team.release()
+            for lane in self._lanes.values():
+                lane.close()
             self._lanes.clear()
             self._logits.clear()
             self._packed.close()

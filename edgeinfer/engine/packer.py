@@ -16,7 +16,6 @@ from ..plan.program import Matrix, Program
 from ..runtime.arena import Arena, aligned
 from ..runtime.layout import STEP_FIELDS, STEP_KERNEL, STEP_WORDS
 from ..runtime.library import KernelLibrary
-from ..runtime.pool import Team
 
 __all__ = ["PackedWeights", "pack_kernels"]
 
@@ -30,12 +29,13 @@ def pack_kernels(matrices: Sequence[Matrix]) -> list[str]:
 
 
 class PackedWeights:
-    """All packed matrices and float32 norms of a model, at fixed addresses."""
+    """All packed matrices and float32 norms of a model, at fixed addresses. `run(step)` runs a step on all threads."""
 
     def __init__(
-        self, weights: Weights, programs: Sequence[Program], norms: Sequence[str], library: KernelLibrary, team: Team,
-        state: int, progress: Callable[[str], None] | None = None,
+        self, weights: Weights, programs: Sequence[Program], norms: Sequence[str], library: KernelLibrary,
+        run: Callable[[int], None], progress: Callable[[str], None] | None = None,
     ):  # fmt: skip
+        self._run = run
         matrices = list(dict.fromkeys(m for program in programs for m in program.matrices()))
         sizes = {m: packed_bytes(m) for m in matrices}
         norm_arrays = {name: weights.float32(name).reshape(-1) for name in norms}
@@ -52,7 +52,7 @@ class PackedWeights:
         for matrix in matrices:
             quants, scales = sizes[matrix]
             place = self.addresses[matrix] = (self.arena.take(quants), self.arena.take(scales))
-            self._pack(weights, matrix, place, kernels[f"pack.{matrix.format}"], team, state)
+            self._pack(weights, matrix, place, kernels[f"pack.{matrix.format}"])
             done += quants + scales
             if progress:
                 progress(f"packing weights: {done / 2**20:.0f}/{total / 2**20:.0f} MiB")
@@ -62,9 +62,7 @@ class PackedWeights:
         """Bytes that the packed weights take."""
         return self.arena.n_bytes
 
-    def _pack(
-        self, weights: Weights, matrix: Matrix, place: tuple[int, int], kernel: int, team: Team, state: int
-    ) -> None:
+    def _pack(self, weights: Weights, matrix: Matrix, place: tuple[int, int], kernel: int) -> None:
         row_bytes = by_name(matrix.format).n_bytes(matrix.cols)
         starts = np.array([weights.address(part.tensor) for part in matrix.parts], np.int64)
         which, rows = row_order(matrix)
@@ -79,7 +77,7 @@ class PackedWeights:
             step[STEP_FIELDS : STEP_FIELDS + 5] = (
                 int(addresses.ctypes.data) + g * 128, place[0] + g * quants, place[1] + g * scales, matrix.cols // 32, n,
             )  # fmt: skip
-            team.run(int(step.ctypes.data), 1, state)
+            self._run(int(step.ctypes.data))
             if n < matrix.groups:
                 self._release_rows(
                     weights, matrix, which[g * 16 : (g + n) * 16], rows[g * 16 : (g + n) * 16], row_bytes

@@ -102,8 +102,11 @@ class Engine(Protocol):
     def kv(self) -> KVCache:
         """The memory of sequences."""
 
-    def forward(self, batch: Batch, lane: str = "decode") -> Logits:
-        """Evaluate a batch in a lane ("prefill" or "decode"). Raises ContextOverflowError, SettingError, EngineError."""
+    def forward(self, batch: Batch, lane: str = "decode", n_threads: int = 0) -> Logits:
+        """Evaluate a batch in a lane ("prefill" or "decode") on up to n_threads threads (0: all that are free).
+
+        The lanes may run at once on different sequences. Raises ContextOverflowError, SettingError, EngineError.
+        """
 
     def close(self) -> None:
         """Release threads and memory; later calls raise EngineError."""

@@ -24,4 +24,4 @@ def quantize(values: Floats) -> Bytes:
     return rounded.astype(np.dtype("<u2")).view(np.uint8)
 
 
-BF16 = Format("BF16", 30, 1, 2, dequantize, quantize)
+BF16 = Format("BF16", 30, 1, 2, dequantize, quantize, native=True)

@@ -6,7 +6,7 @@ Activation tile of S slots (S tokens, 8, or 1 alone), nb blocks of 32 values:
     int32   [nb][S]                 -8 x the block's sum: zero points and minima cost one multiply
     int32   [2 nb][S]               -32 x the sum of each half block (Q6_K's zero point)
 
-KV page of 64 positions: for each KV head K as f16 [4][head_dim][16 positions], then for each head V as f16 [64][head_dim].
+KV page of 64 positions: for each KV head its keys, then for each its values, as the KV type stores them (`kv_f16` and kin).
 """
 
 from __future__ import annotations
@@ -42,14 +42,6 @@ def page_table(state, slot, group):
 
 
 @native
-def k_address(base, page_bytes, table, head, head_dim, position):
-    """The address of the 16-position K vector group that holds `position`, dimension 0."""
-    page = base + field(table, position >> PAGE_SHIFT) * page_bytes
-    return page + head * (PAGE * 2) * head_dim + ((position & (PAGE - 1)) >> 4) * 32 * head_dim
-
-
-@native
-def v_address(base, page_bytes, table, n_kv, head, head_dim, position):
-    """The address of V at `position`."""
-    page = base + field(table, position >> PAGE_SHIFT) * page_bytes
-    return page + (n_kv + head) * (PAGE * 2) * head_dim + (position & (PAGE - 1)) * 2 * head_dim
+def page_address(base, page_bytes, table, position):
+    """The address of the page that holds `position`."""
+    return base + field(table, position >> PAGE_SHIFT) * page_bytes

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from ..plan.fields import indices
 from ..runtime.layout import STATE_N, STATE_POSITIONS, STATE_SLOTS
-from ..runtime.memory import field, field_f, load_float, load_u16, store_float, store_u16
-from ..runtime.simd import fma, load_f32, mul_f, splat_f, store_f16, store_f32, sub_f, to_f16
+from ..runtime.memory import field, field_f, load_float, store_float
+from ..runtime.simd import fma, load_f32, mul_f, splat_f, store_f32, sub_f
 from ..runtime.vec import native
-from .layout import k_address, page_table, share_start, thread_memory, v_address
+from . import kv_f16, kv_q4_0, kv_q8_0
+from .layout import PAGE, page_address, page_table, share_start, thread_memory
 from .norm import inverse_rms
 
 (K, K_STRIDE, V, ROPE, HEAD_DIM, ROPE_DIM, N_KV, GROUP, BASE, PAGE_BYTES, NORM, EPS, TMP) = indices(
@@ -53,35 +54,38 @@ def rotate(x, table, rope_dim):
             store_float(x, half * 4 + i, a * sin + b * cos)
 
 
-def rope_kv(step, state, ith, nth):
-    """Key and value of every token and KV head into the pages of the token's sequence, as f16."""
-    n_kv = field(step, N_KV)
-    head_dim = field(step, HEAD_DIM)
-    rope_dim = field(step, ROPE_DIM)
-    base = field(step, BASE)
-    page_bytes = field(step, PAGE_BYTES)
-    positions = field(state, STATE_POSITIONS)
-    slots = field(state, STATE_SLOTS)
-    tmp = thread_memory(state, ith) + field(step, TMP)
-    half = tmp + head_dim * 4
-    n = field(state, STATE_N) * n_kv
-    for i in range(share_start(n, ith, nth), share_start(n, ith + 1, nth)):
-        t = i // n_kv
-        head = i % n_kv
-        position = field(positions, t)
-        table = page_table(state, field(slots, t), field(step, GROUP))
-        offset = t * field(step, K_STRIDE) + head * head_dim * 4
-        normalize_head(field(step, K) + offset, field(step, NORM), tmp, head_dim, field_f(step, EPS))
-        rotate(tmp, field(step, ROPE) + position * rope_dim * 4, rope_dim)
-        for d in range(0, head_dim, 16):
-            store_f16(half, d * 2, to_f16(load_f32(tmp, d * 4)))
-        k = k_address(base, page_bytes, table, head, head_dim, position) + (position & 15) * 2
-        for d in range(head_dim):
-            store_u16(k, d * 32, load_u16(half, d * 2))
-        v = v_address(base, page_bytes, table, n_kv, head, head_dim, position)
-        source = field(step, V) + offset
-        for d in range(0, head_dim, 16):
-            store_f16(v, d * 2, to_f16(load_f32(source, d * 4)))
+def make_rope_kv(kv):
+    """The kernel that writes keys and values for a KV type."""
+    head_bytes, put_key, put_value = kv.head_bytes, kv.put_key, kv.put_value
+
+    def rope_kv(step, state, ith, nth):
+        """Key and value of every token and KV head into the pages of the token's sequence."""
+        n_kv = field(step, N_KV)
+        head_dim = field(step, HEAD_DIM)
+        rope_dim = field(step, ROPE_DIM)
+        positions = field(state, STATE_POSITIONS)
+        slots = field(state, STATE_SLOTS)
+        tmp = thread_memory(state, ith) + field(step, TMP)
+        work = tmp + head_dim * 4
+        size = head_bytes(head_dim)
+        n = field(state, STATE_N) * n_kv
+        for i in range(share_start(n, ith, nth), share_start(n, ith + 1, nth)):
+            t = i // n_kv
+            head = i % n_kv
+            position = field(positions, t)
+            table = page_table(state, field(slots, t), field(step, GROUP))
+            page = page_address(field(step, BASE), field(step, PAGE_BYTES), table, position)
+            offset = t * field(step, K_STRIDE) + head * head_dim * 4
+            normalize_head(field(step, K) + offset, field(step, NORM), tmp, head_dim, field_f(step, EPS))
+            rotate(tmp, field(step, ROPE) + position * rope_dim * 4, rope_dim)
+            put_key(page + head * size, position & (PAGE - 1), tmp, head_dim, work)
+            put_value(page + (n_kv + head) * size, position & (PAGE - 1), field(step, V) + offset, head_dim, work)
+
+    return rope_kv
 
 
-KERNELS = {"rope_kv": rope_kv}
+KERNELS = {
+    "rope_kv": make_rope_kv(kv_f16),
+    "rope_kv.q8_0": make_rope_kv(kv_q8_0),
+    "rope_kv.q4_0": make_rope_kv(kv_q4_0),
+}

@@ -27,6 +27,7 @@ class GGUFFile:
 
     path: Path
     size: int  # bytes
+    modified_ns: int = 0  # when it was last changed, by the file system's clock
     version: int
     alignment: int
     data_offset: int  # where tensor data starts
@@ -68,6 +69,7 @@ class GGUFFile:
             if head[:4] != b"GGUF":
                 raise ModelFileError(f"{path} is not a GGUF file, it is {describe(head, mode.st_size)}")
             mapped = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+            modified_ns = mode.st_mtime_ns
         except (OSError, ValueError, OverflowError) as error:
             if isinstance(error, ModelFileError):
                 raise
@@ -75,10 +77,12 @@ class GGUFFile:
         finally:
             os.close(fd)
         try:
-            return cls(path, mapped)
+            file = cls(path, mapped)
         except BaseException:
             mapped.close()
             raise
+        file.modified_ns = modified_ns
+        return file
 
     # -- use ----------------------------------------------------------------------------------------------------------
 
@@ -86,6 +90,10 @@ class GGUFFile:
         """The tensor's bytes, uint8 (n_bytes,): a read-only view of the map, no copy."""
         info = self.tensor(name)
         return self._view()[info.offset : info.offset + info.n_bytes]
+
+    def head(self) -> NDArray[np.uint8]:
+        """Everything before the tensors' bytes, uint8 (data_offset,): header, metadata, tensor table; no copy."""
+        return self._view()[: self.data_offset]
 
     def address(self, name: str) -> int:
         """The memory address of the tensor's first byte; valid until `close`."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from ..errors import UnsupportedModelError
 from ..model.config import ModelConfig
 from .fields import MODES
+from .packing import kv_page_bytes
 from .program import KV, Buffer, File, Matrix, Norm, Operand, Packed, Part, Program, Rope, Scratch, Step, Thread
 
 __all__ = ["Activations", "Builder", "Row", "tile_bytes"]
@@ -68,9 +69,20 @@ class Builder:
     """Collects steps for one phase. `facts(name)` describes a tensor or raises; `has(name)` says whether it exists."""
 
     def __init__(
-        self, config: ModelConfig, phase: str, facts: Callable[[str], TensorFacts], has: Callable[[str], bool]
+        self,
+        config: ModelConfig,
+        phase: str,
+        facts: Callable[[str], TensorFacts],
+        has: Callable[[str], bool],
+        kv_type: str = "f16",
     ):
+        if kv_type != "f16" and config.head_dim % 32:
+            raise UnsupportedModelError(
+                f"KV type {kv_type} needs a head size that is a multiple of 32, not {config.head_dim}"
+            )
         self.config = config
+        self._kv_type = kv_type
+        self._kv_variant = "" if kv_type == "f16" else kv_type
         self.phase = phase
         self.has = has
         self._facts = facts
@@ -173,7 +185,7 @@ class Builder:
         self._layers_of_group[layer_group] = kv.index + 1
         self._private("tmp", c.head_dim * 6 + 128)
         self._emit(
-            "rope_kv", "",
+            "rope_kv", self._kv_variant,
             dict(
                 k=k.place(), k_stride=k.row_bytes, v=v.place(), rope=rope, head_dim=c.head_dim, rope_dim=rope.rope_dim,
                 n_kv=c.n_head_kv, group=layer_group, base=kv, page_bytes=self.page_bytes(),
@@ -199,10 +211,10 @@ class Builder:
         name = f"attn <- q, pages{f' (last {window})' if window else ''}"
         if self.phase == "decode":
             fields["partial"] = Scratch("partial")
-            self._emit("attention_part", "", fields, name, sync=True)
+            self._emit("attention_part", self._kv_variant, fields, name, sync=True)
             self._emit("attention_merge", "", fields, "attn <- blocks", sync=True)
         else:
-            self._emit("attention", "", fields, name, sync=True)
+            self._emit("attention", self._kv_variant, fields, name, sync=True)
         return out
 
     def quantize(self, x: Row) -> Activations:
@@ -225,8 +237,8 @@ class Builder:
         return Program(self.phase, tuple(self._steps), dict(self._buffers), dict(self._thread), self._partial)
 
     def page_bytes(self) -> int:
-        """Bytes of one layer's KV page: 64 positions of f16 K and V."""
-        return 64 * 2 * self.config.n_head_kv * (self.config.head_dim + self.config.head_dim)
+        """Bytes of one layer's KV page."""
+        return kv_page_bytes(self._kv_type, self.config.n_head_kv, self.config.head_dim)
 
     # ---- pieces -----------------------------------------------------------------------------------------------------
 

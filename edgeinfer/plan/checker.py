@@ -57,7 +57,7 @@ def check_program(program: Program) -> Program:
     for number, step in enumerate(program.steps):
         where = f"program {program.phase!r}, step {number} ({step.kernel}: {step.name})"
         fields = FIELDS.get(step.kind)
-        if fields is None:
+        if fields is None or step.kind not in _READS:
             raise EngineError(f"{where}: unknown kind")
         if set(fields) != set(step.fields):
             raise EngineError(f"{where}: fields differ from the kind's: {sorted(set(fields) ^ set(step.fields))}")

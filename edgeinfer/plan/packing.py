@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from .program import Matrix, Part
 
-__all__ = ["PACKED_BYTES", "packed_bytes", "row_order"]
+__all__ = ["KV_PAGE", "KV_TYPES", "PACKED_BYTES", "kv_page_bytes", "packed_bytes", "row_order"]
 
 PACKED_BYTES: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
@@ -22,6 +22,16 @@ PACKED_BYTES: Mapping[str, tuple[int, int]] = MappingProxyType(
         "q4_k": (256, 40), "q5_k": (320, 40), "q6_k": (384, 36),
     }
 )  # fmt: skip
+
+
+KV_PAGE = 64  # positions of a KV page
+# Bytes that 32 dimensions of a key or value take, by KV type.
+KV_TYPES: Mapping[str, int] = MappingProxyType({"f16": 64, "q8_0": 34, "q4_0": 18})
+
+
+def kv_page_bytes(kv_type: str, n_head_kv: int, head_dim: int) -> int:
+    """Bytes of one layer's KV page: keys and values of 64 positions. f16 takes any head size, the others multiples of 32."""
+    return KV_PAGE * n_head_kv * 2 * (head_dim * KV_TYPES[kv_type] // 32)
 
 
 def packed_bytes(matrix: Matrix) -> tuple[int, int]:

@@ -24,7 +24,7 @@ BLOCK = 32  # values that share a scale
 
 def quantize(h: Floats) -> tuple[Floats, Floats]:
     """Rows (n, cols) as whole numbers -127 .. 127 (n, cols) and scales (n, cols / 32), so that h is about q * scale."""
-    blocks = h.reshape(len(h), -1, BLOCK)
+    blocks = h.reshape(len(h), h.shape[1] // BLOCK, BLOCK)
     largest = np.abs(blocks).max(axis=-1)
     inverse = np.divide(127.0, largest, out=np.zeros_like(largest), where=largest > 0)
     return np.rint(blocks * inverse[..., None]).reshape(h.shape), largest / 127.0

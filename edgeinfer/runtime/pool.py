@@ -1,4 +1,4 @@
-"""The process's one pool of standing threads: borrow n of them, run a program on them, give them back.
+"""The process's one pool of standing threads: a call borrows n of them, runs a program on them and gives them back.
 
 A worker is a Python thread that lives in one native call (the interpreter lock released) and parks in the kernel when
 there is no work. Two lanes may hold teams at the same time; no worker is ever in two teams.
@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import EngineError, SettingError
 from .arena import aligned
@@ -22,25 +26,23 @@ KERNELS = ("runtime.run", "runtime.work", "runtime.stop")
 
 
 class Team:
-    """n threads borrowed from the pool: the caller itself and n-1 workers."""
+    """Threads borrowed from the pool for one call at a time: the caller itself and up to `most` - 1 workers."""
 
-    def __init__(self, pool: ThreadPool, slots: list[int]):
-        self.n = 1 + len(slots)
+    def __init__(self, pool: ThreadPool, most: int):
         self._pool = pool
-        self._slots = slots
-        self._record = aligned(RECORD_SLOTS + len(slots))
-        self._record[RECORD_SLOTS:] = slots
+        self._record = aligned(RECORD_SLOTS + most)
+        self._address = int(self._record.ctypes.data)
 
-    def run(self, program: int, n_steps: int, state: int, n: int = 0) -> None:
-        """Run a program on the first n threads of the team (0: all); returns when every thread has finished."""
-        self._record[:RECORD_SLOTS] = program, n_steps, state
-        self._pool._run(int(self._record.ctypes.data), n or self.n)
-
-    def release(self) -> None:
-        """Give the workers back."""
-        self._pool._release(self._slots)
-        self._slots = []
-        self.n = 1
+    def run(self, program: int, n_steps: int, state: int, n: int) -> None:
+        """Run a program on n threads; returns when every thread has finished. Workers are borrowed for the call."""
+        slots = self._pool.take(n - 1) if n > 1 else ()
+        try:
+            self._record[:RECORD_SLOTS] = program, n_steps, state
+            self._record[RECORD_SLOTS : RECORD_SLOTS + n - 1] = slots
+            self._pool.run(self._address, n)
+        finally:
+            if n > 1:
+                self._pool.give(slots)
 
 
 class ThreadPool:
@@ -58,6 +60,7 @@ class ThreadPool:
         self._address = int(self._jobs.ctypes.data)
         self._free: list[int] = []
         self._threads: dict[int, threading.Thread] = {}
+        self._barriers: dict[int, list[NDArray[np.int64]]] = {}
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
@@ -70,31 +73,52 @@ class ThreadPool:
                 pool = cls._instances[id(library)] = cls(library)
             return pool
 
-    def borrow(self, n: int) -> Team:
-        """A team of n threads, the caller included. Raises SettingError when n is out of range."""
-        if not 1 <= n <= MAX_THREADS:
-            raise SettingError(f"threads must be between 1 and {MAX_THREADS}, not {n}")
+    def team(self, most: int) -> Team:
+        """A team of up to `most` threads, the caller included. Raises SettingError when that is out of range."""
+        if not 1 <= most <= MAX_THREADS:
+            raise SettingError(f"threads must be between 1 and {MAX_THREADS}, not {most}")
+        return Team(self, most)
+
+    def take(self, n: int) -> list[int]:
+        """The slots of n workers, started if there are not so many: the last ones given back, whose caches are warm."""
         with self._lock:
-            while len(self._free) < n - 1:
+            while len(self._free) < n:
                 slot = len(self._threads) + 1
                 if slot > MAX_THREADS:
                     raise SettingError(f"all {MAX_THREADS} threads of the pool are borrowed")
-                name = f"edgeinfer-{slot}"
-                thread = threading.Thread(target=self._live, args=(slot,), name=name, daemon=True)
+                thread = threading.Thread(target=self._live, args=(slot,), name=f"edgeinfer-{slot}", daemon=True)
                 self._threads[slot] = thread
-                self._free.append(slot)
+                self._free.insert(0, slot)
                 thread.start()
-            slots = [self._free.pop() for _ in range(n - 1)]
-        return Team(self, slots)
+            taken = self._free[len(self._free) - n :]
+            del self._free[len(self._free) - n :]
+            return taken
+
+    def give(self, slots: Sequence[int]) -> None:
+        """Give workers back."""
+        with self._lock:
+            self._free.extend(slots)
+
+    def take_barrier(self, n: int) -> NDArray[np.int64]:
+        """Memory of a barrier for n threads: a counter, then a cache line for each. It lives as long as the process.
+
+        A thread may still be leaving a barrier when the caller has returned, so the memory is never freed; it may be
+        used again as it is, because its counters only grow.
+        """
+        with self._lock:
+            free = self._barriers.setdefault(n, [])
+            return free.pop() if free else aligned(8 * (1 + n))
+
+    def give_barrier(self, n: int, memory: NDArray[np.int64]) -> None:
+        """Give a barrier's memory back for use by another team of n."""
+        with self._lock:
+            self._barriers[n].append(memory)
 
     def _live(self, slot: int) -> None:
         self._work_native(self._address + slot * JOB_WORDS * 8, 0, 0, 0)
 
-    def _release(self, slots: list[int]) -> None:
-        with self._lock:
-            self._free.extend(slots)
-
-    def _run(self, record: int, n: int) -> None:
+    def run(self, record: int, n: int) -> None:
+        """Run the record's program as thread 0 of n."""
         if self._pid != os.getpid():
             raise EngineError("this process was forked from one with a loaded model; load the model again here")
         self._run_native(self._address, record, 0, n)

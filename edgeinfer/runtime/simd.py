@@ -66,6 +66,7 @@ sub_f = op(f32x16, [f32x16] * 2, lambda b, x, y: b.fsub(x, y))
 mul_f = op(f32x16, [f32x16] * 2, lambda b, x, y: b.fmul(x, y))
 div_f = op(f32x16, [f32x16] * 2, lambda b, x, y: b.fdiv(x, y))
 max_f = op(f32x16, [f32x16] * 2, lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), x, y))  # x NaN gives y
+min_f = op(f32x16, [f32x16] * 2, lambda b, x, y: b.select(b.fcmp_ordered("<", x, y), x, y))  # x NaN gives y
 abs_f = op(f32x16, [f32x16], lambda b, x: b.call(declare(b, "llvm.fabs.v16f32", FX, [FX]), (x,)))
 round_f = op(f32x16, [f32x16], lambda b, x: b.call(declare(b, "llvm.roundeven.v16f32", FX, [FX]), (x,)))
 sqrt_f = op(f32x16, [f32x16], lambda b, x: b.call(declare(b, "llvm.sqrt.v16f32", FX, [FX]), (x,)))

@@ -135,3 +135,16 @@ tile_add = generic_op(
         lambda b, p, q: pack(b, x, [b.fadd(i, j) for i, j in zip(unpack(b, p), unpack(b, q), strict=True)]),
     ),
 )
+
+
+def _add_scaled_rule(acc, x, s):
+    return (
+        acc,
+        [acc, x, s],
+        lambda b, p, q, v: pack(
+            b, acc, [emit_fma(b, j, v, i) for i, j in zip(unpack(b, p), unpack(b, q), strict=True)]
+        ),
+    )
+
+
+tile_add_scaled = generic_op(3, _add_scaled_rule)  # acc[t] + x[t] * s
