@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from .errors import (
+    BusyError,
     ContextOverflowError,
     DownloadError,
     EdgeInferError,
@@ -37,12 +38,15 @@ if TYPE_CHECKING:
     from .generate.params import SamplingParams
     from .load import LLM, load
     from .metrics import Timings
-    from .schedule.generation import Generation
+    from .schedule.generation import AsyncGeneration, Generation
+    from .schedule.options import ScheduleSettings
 
     __version__: str
 
 __all__ = [
     "LLM",
+    "AsyncGeneration",
+    "BusyError",
     "Chunk",
     "ContextOverflowError",
     "DownloadError",
@@ -56,6 +60,7 @@ __all__ = [
     "NumericError",
     "PlatformError",
     "SamplingParams",
+    "ScheduleSettings",
     "SettingError",
     "TemplateError",
     "Timings",
@@ -80,6 +85,10 @@ def __getattr__(name: str) -> Any:
         from .load import load as value
     elif name == "Chunk":
         from .generate.chunk import Chunk as value
+    elif name == "AsyncGeneration":
+        from .schedule.generation import AsyncGeneration as value
+    elif name == "ScheduleSettings":
+        from .schedule.options import ScheduleSettings as value
     elif name == "Generation":
         from .schedule.generation import Generation as value
     elif name == "SamplingParams":

@@ -13,6 +13,7 @@
     +-- EngineError              11   the engine cannot go on (closed, compile failed)
     +-- MissingExtraError        12   an optional dependency is not installed; the message holds the pip command
     +-- PlatformError            13   this machine cannot run edgeinfer (32-bit, unknown instruction set)
+    +-- BusyError                14   as many requests wait as may; try again later
 
 A message is one sentence or two: what, where, wanted, got, and the next step. Nothing here prints; `cli/` does.
 """
@@ -20,6 +21,7 @@ A message is one sentence or two: what, where, wanted, got, and the next step. N
 from __future__ import annotations
 
 __all__ = [
+    "BusyError",
     "ContextOverflowError",
     "DownloadError",
     "EdgeInferError",
@@ -112,3 +114,13 @@ class PlatformError(EdgeInferError):
     """This machine cannot run edgeinfer."""
 
     exit_code = 13
+
+
+class BusyError(EdgeInferError):
+    """As many requests wait as may. `retry_after_s` is a guess at when there will be room."""
+
+    exit_code = 14
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s

@@ -1,10 +1,11 @@
 """Every figure that edgeinfer prints about speed, each with its formula; a figure that is not defined is None.
 
     TTFT            request accepted -> first text out (template, tokenise, waiting, prefill and sampling included)
-    TPOT            (t_last - t_first) / (n_out - 1), by the wall clock, so a slow reader of the stream counts
-    ITL             one gap between tokens, by the wall clock
+    queue           request accepted -> the first forward that holds a part of its prompt begins
+    TPOT            (t_last - t_first) / (n_out - 1), by the clock of the engine: a slow reader does not count
+    ITL             one gap between tokens, by the same clock
     prefill tok/s   prompt tokens really evaluated (the reused prefix excluded) / time of their forwards
-    decode tok/s    (n_out - 1) / time spent making the tokens after the first, a slow reader excluded
+    decode tok/s    (n_out - 1) / time of the steps that made the tokens after the first, waiting for others excluded
 
 Loading and compiling are never part of these; they are figures of their own. All times are in seconds.
 Knows nothing of engines and requests: it turns counts and clock readings into figures.
@@ -70,9 +71,10 @@ class Timings:
     n_reused: int  # of these, found in the KV cache
     n_prefill: int  # of these, really evaluated so far
     n_out: int  # tokens of the answer; an end token that is not shown is not counted
+    queue_s: float | None = None  # request accepted -> its first forward begins
     ttft_s: float | None = None
     prefill_s: float | None = None  # time of the prompt's forwards
-    decode_s: float | None = None  # time spent making the tokens after the first
+    decode_s: float | None = None  # time of the steps that made the tokens after the first
     t_first: float | None = None  # clock reading of the first token of the answer
     t_last: float | None = None  # clock reading of its last token
     total_s: float | None = None  # request accepted -> last chunk out
@@ -106,6 +108,7 @@ class Timings:
             "n_reused": self.n_reused,
             "n_prefill": self.n_prefill,
             "n_out": self.n_out,
+            "queue_s": self.queue_s,
             "ttft_s": self.ttft_s,
             "tpot_s": self.tpot_s,
             "itl_p50_s": self.itl_percentile_s(50.0),

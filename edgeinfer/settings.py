@@ -32,11 +32,14 @@ class Settings:
     debug: bool  # EDGEINFER_DEBUG: show tracebacks of unexpected errors
     hf_hub_cache: Path = Path()  # HF_HUB_CACHE: where the Hugging Face library keeps repositories; default hf_home/hub
     user_home: Path = Path()  # HOME: where other programs keep their models
+    prefix_cache: bool = True  # EDGEINFER_PREFIX_CACHE: keep often used beginnings of prompts in cache/prefix
 
 
-def _flag(env: dict[str, str], name: str) -> bool:
+def _flag(env: dict[str, str], name: str, default: bool = False) -> bool:
     value = env.get(name, "").strip().lower()
-    if value in ("", "0", "false", "no", "off"):
+    if not value:
+        return default
+    if value in ("0", "false", "no", "off"):
         return False
     if value in ("1", "true", "yes", "on"):
         return True
@@ -82,6 +85,7 @@ def settings(env: dict[str, str] | None = None) -> Settings:
         debug=_flag(env, "EDGEINFER_DEBUG"),
         hf_hub_cache=Path(env.get("HF_HUB_CACHE") or hf_home / "hub"),
         user_home=user,
+        prefix_cache=_flag(env, "EDGEINFER_PREFIX_CACHE", True),
     )
 
 

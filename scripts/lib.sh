@@ -87,3 +87,10 @@ setup_llama_cpp() {
         --no-binary llama-cpp-python llama-cpp-python==0.3.36 >&2 ||
         die "llama-cpp-python could not be built; it needs a C++ compiler: sudo apt install build-essential"
 }
+
+# Install llama.cpp's own server, the yardstick for many streams at once.
+setup_llama_server() {
+    "$python" -c 'import xllamacpp' >/dev/null 2>&1 && return
+    "$python" -m pip install --quiet --disable-pip-version-check --no-deps xllamacpp >&2 ||
+        die "xllamacpp, which brings llama.cpp's server, could not be installed; --no-llamacpp does without it."
+}

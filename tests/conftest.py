@@ -31,6 +31,8 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGEINFER_HOME", str(tmp_path_factory.getbasetemp() / "home"))
         patch.setenv("EDGEINFER_CACHE", str(models.ROOT / ".cache" / "edgeinfer"))
+        # prefixes on disk would outlive the run for models that do not; tests of them give them a folder of their own
+        patch.setenv("EDGEINFER_PREFIX_CACHE", "0")
         for name in ("EDGEINFER_ISA", "EDGEINFER_THREADS", "EDGEINFER_OFFLINE", "EDGEINFER_DEBUG", "HF_HUB_OFFLINE"):
             patch.delenv(name, raising=False)
         yield

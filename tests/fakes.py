@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import itertools
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +21,19 @@ from numpy.typing import NDArray
 from edgeinfer.engine.types import Batch
 from edgeinfer.errors import ContextOverflowError, EngineError, NotFoundError, SettingError
 
-__all__ = ["BOS", "EOM", "EOS", "EOT", "ByteTokenizer", "RowLogits", "ScriptedEngine", "ToyTemplate", "hashed", "peak"]
+__all__ = [
+    "BOS",
+    "EOM",
+    "EOS",
+    "EOT",
+    "ByteTokenizer",
+    "PagedCache",
+    "RowLogits",
+    "ScriptedEngine",
+    "ToyTemplate",
+    "hashed",
+    "peak",
+]
 
 BOS, EOS, EOT, EOM = 256, 257, 258, 259
 N_VOCAB = 260
@@ -105,9 +119,102 @@ class ScriptedCache:
             del tokens[n_past - n_past % self.grain :]
         return len(tokens)
 
+    def grow(self, seq: int, n: int) -> None:
+        pass
+
     def close(self, seq: int) -> None:
         self._tokens(seq)
         del self.held[seq]
+
+
+class PagedCache(ScriptedCache):
+    """Sequences as lists of token ids on pages that are counted and shared, as the native engine's are.
+
+    A page is the tuple of the tokens up to its end: pages of equal content are one page.
+    """
+
+    def __init__(self, n_pages: int, page_size: int = 4, n_seq: int = 64) -> None:
+        super().__init__()
+        self.n_pages, self.page_size, self.n_seq = n_pages, page_size, n_seq
+        self.references: dict[tuple[int, ...], int] = {}  # of pages that somebody holds
+        self.reclaim: Callable[[int], int] | None = None
+        self.shared: dict[int, int] = {}  # whole pages of a sequence that are held by name
+        self.lock = threading.RLock()
+
+    @property
+    def free_pages(self) -> int:
+        own = sum(-(-len(tokens) // self.page_size) - self.shared.get(seq, 0) for seq, tokens in self.held.items())
+        return self.n_pages - own - len(self.references)
+
+    def open(self, pages: Sequence[tuple[int, ...]] = ()) -> int:
+        with self.lock:
+            if len(self.held) >= self.n_seq:
+                raise SettingError("all sequences are open")
+            seq = super().open()
+            self.held[seq] = list(pages[-1]) if pages else []
+            self.shared[seq] = 0
+            self._share(seq, len(pages))
+            return seq
+
+    def _share(self, seq: int, n: int) -> None:
+        """Let the first n whole pages of a sequence be held by name."""
+        for i in range(self.shared[seq], n):
+            page = tuple(self.held[seq][: (i + 1) * self.page_size])
+            self.references[page] = self.references.get(page, 0) + 1
+        for i in range(n, self.shared[seq]):
+            self.drop([tuple(self.held[seq][: (i + 1) * self.page_size])])
+        self.shared[seq] = n
+
+    def grow(self, seq: int, n: int) -> None:
+        n_past = self.n_past(seq)
+        wanted = -(-(n_past + n) // self.page_size) - -(-n_past // self.page_size)
+        if wanted > self.free_pages and self.reclaim is not None:
+            self.reclaim(wanted - self.free_pages)
+        if wanted > self.free_pages:
+            raise ContextOverflowError(f"{wanted} pages wanted, {self.free_pages} free")
+
+    def hold(self, seq: int, first: int, count: int) -> list[tuple[int, ...]]:
+        with self.lock:
+            n = min(first + count, self.n_past(seq) // self.page_size)
+            if n > self.shared[seq]:
+                self._share(seq, n)
+            pages = [tuple(self.held[seq][: (i + 1) * self.page_size]) for i in range(first, n)]
+            self.share(pages)
+            return pages
+
+    def share(self, pages: Sequence[tuple[int, ...]]) -> None:
+        with self.lock:
+            for page in pages:
+                self.references[page] += 1
+
+    def drop(self, pages: Sequence[tuple[int, ...]]) -> None:
+        with self.lock:
+            for page in pages:
+                self.references[page] -= 1
+                if not self.references[page]:
+                    del self.references[page]
+
+    def fork(self, src: int, n: int) -> int:
+        with self.lock:
+            if n % self.page_size and not self.free_pages:
+                raise ContextOverflowError("no page to fork into")
+            pages = self.hold(src, 0, n // self.page_size)
+            seq = self.open(pages)
+            self.drop(pages)
+            self.held[seq] = self.held[src][:n]
+            return seq
+
+    def rewind(self, seq: int, n_past: int) -> int:
+        with self.lock:
+            self._share(seq, min(self.shared[seq], n_past // self.page_size))
+            return super().rewind(seq, n_past)
+
+    def close(self, seq: int) -> None:
+        with self.lock:
+            self._tokens(seq)
+            self._share(seq, 0)
+            del self.shared[seq]
+            super().close(seq)
 
 
 class ScriptedEngine:
@@ -121,9 +228,10 @@ class ScriptedEngine:
         n_ctx: int = 64,
         n_batch: int = 512,
         grain: int = 1,
+        kv: ScriptedCache | None = None,
     ) -> None:
         self.config: Any = None
-        self.kv = ScriptedCache(grain)
+        self.kv: Any = kv or ScriptedCache(grain)
         self.n_ctx, self.n_batch, self.n_vocab = n_ctx, n_batch, n_vocab
         self.answer = answer
         self.calls: list[tuple[str, int]] = []  # (lane, tokens) of each forward
@@ -157,15 +265,23 @@ class ScriptedEngine:
     def _forward(self, batch: Batch, lane: str) -> RowLogits:
         if not 1 <= len(batch) <= self.n_batch:
             raise SettingError(f"a batch of {len(batch)} tokens")
-        (seq,) = {int(seq) for seq in batch.seq_ids}
-        n_past = self.kv.n_past(seq)
-        if list(batch.positions) != list(range(n_past, n_past + len(batch))):
-            raise SettingError(f"positions {batch.positions} behind {n_past}")
-        if n_past + len(batch) > self.n_ctx:
-            raise ContextOverflowError(f"{n_past} + {len(batch)} > {self.n_ctx}")
+        seqs = [int(seq) for seq in batch.seq_ids]
+        runs = [(seq, len(list(group))) for seq, group in itertools.groupby(seqs)]
+        if len({seq for seq, _ in runs}) != len(runs):
+            raise SettingError(f"the tokens of a sequence are not side by side: {seqs}")
+        expected = []
+        for seq, n in runs:
+            n_past = self.kv.n_past(seq)
+            expected += range(n_past, n_past + n)
+            if n_past + n > self.n_ctx:
+                raise ContextOverflowError(f"{n_past} + {n} > {self.n_ctx}")
+        if list(batch.positions) != expected:
+            raise SettingError(f"positions {batch.positions}, expected {expected}")
         self.before(batch)
+        for seq, n in runs:
+            self.kv.grow(seq, n)
         rows = []
-        for token, wanted in zip(batch.token_ids, batch.wants_logits, strict=True):
+        for seq, token, wanted in zip(seqs, batch.token_ids, batch.wants_logits, strict=True):
             self.kv.held[seq].append(int(token))
             if wanted:
                 answer = self.answer(tuple(self.kv.held[seq]))

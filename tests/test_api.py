@@ -23,10 +23,12 @@ def in_python(code: str) -> str:
 
 def test_the_surface_is_complete_and_sorted() -> None:
     surface = set(errors.__all__) | {
+        "AsyncGeneration",
         "Chunk",
         "Generation",
         "LLM",
         "SamplingParams",
+        "ScheduleSettings",
         "Timings",
         "__version__",
         "load",

@@ -28,6 +28,7 @@ ROOMS = (
     "schedule",
     "profile",
     "evaluate",
+    "llm",
     "load",
     "server",
     "voice",
@@ -43,6 +44,7 @@ ONLY = {
     "prompt_toolkit": ("cli/",),
     "rich": ("cli/",),
     "sounddevice": ("voice/audio.py",),
+    "xllamacpp": ("evaluate/llama_server.py",),
     "gguf": (),
 }
 HEAVY = ("numba", "llvmlite", "llama_cpp", "sounddevice")

@@ -37,6 +37,12 @@ def _run() -> click.Command:
     return run
 
 
+def _bench() -> click.Command:
+    from .bench import bench
+
+    return bench
+
+
 def _inspect() -> click.Command:
     from .inspect import inspect
 
@@ -71,6 +77,7 @@ def _completion() -> click.Command:
 COMMANDS: tuple[Entry, ...] = (
     Entry("chat", "Talk with a model in the terminal.", _chat),
     Entry("run", "Answer one prompt and exit.", _run),
+    Entry("bench", "Measure how fast a model is here, for one stream or many.", _bench),
     Entry("inspect", "Show what is in a model file and whether it runs here.", _inspect),
     Entry("pull", "Download a model.", _pull),
     Entry("models", "List the models on this disk.", _models),

@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from ..errors import DownloadError
+from ..schedule.overflow import POLICIES
 from ..settings import settings
 from .pull import pull_with_progress
 from .terminal import StatusLine, say, visible
@@ -21,18 +24,34 @@ if TYPE_CHECKING:
     from ..metrics import Timings
     from ..schedule.generation import Generation
 
-__all__ = ["Outcome", "figures", "open_model", "stream"]
+__all__ = ["Outcome", "figures", "get_model", "given", "open_model", "overflow_option", "sampling", "stream"]
 
 
 def open_model(
-    name: str, *, n_ctx: int | None, threads: int | None, seed: int | None, offline: bool, quiet: bool = False
+    name: str,
+    *,
+    n_ctx: int | None,
+    threads: int | None,
+    seed: int | None,
+    offline: bool,
+    quiet: bool = False,
+    **options: Any,
 ) -> LLM:
     """Load a model; pull it first when it is a name of the manifest that is not on this disk.
 
-    Raises what load and pull raise, and DownloadError when it would have to be pulled but may not.
+    `options` are more settings of `load`. Raises what load and pull raise, and DownloadError when it would have to be
+    pulled but may not.
     """
-    from .. import store
     from ..load import load
+
+    get_model(name, offline)
+    with StatusLine(quiet) as status:
+        return load(name, n_ctx=n_ctx, n_threads=threads, seed=seed, progress=status, **options)
+
+
+def get_model(name: str, offline: bool) -> None:
+    """Pull a model if it is a name of the manifest that is not on this disk; DownloadError when it may not be."""
+    from .. import store
     from ..store.cache import find_pulled
 
     chosen = settings()
@@ -45,8 +64,6 @@ def open_model(
                 f"HF_HUB_OFFLINE); once there is a network, run `edgeinfer pull {listed.name}`"
             )
         pull_with_progress(listed.name)
-    with StatusLine(quiet) as status:
-        return load(name, n_ctx=n_ctx, n_threads=threads, seed=seed, progress=status)
 
 
 def _is_file(name: str) -> bool:
@@ -66,6 +83,7 @@ class Outcome:
     tokens: list[int] = field(default_factory=list)
     finish_reason: str = "cancelled"
     timings: Timings | None = None
+    dropped: str | None = None  # what was left out to make it fit the context, in a sentence
 
 
 @contextmanager
@@ -105,6 +123,8 @@ def stream(answer: Generation, write: Callable[[str], None]) -> Outcome:
                 outcome.finish_reason = chunk.finish_reason
     outcome.text = "".join(pieces)
     outcome.timings = answer.timings
+    dropped = getattr(answer, "dropped", None)
+    outcome.dropped = dropped.sentence() if dropped is not None else None
     return outcome
 
 
@@ -136,9 +156,18 @@ def figures(timings: Timings | None, finish_reason: str) -> str:
     )
 
 
-def sampling(**options: Any) -> dict[str, Any]:
-    """The sampling options that the user gave, under the API's names; the others keep the API's defaults."""
+def given(**options: Any) -> dict[str, Any]:
+    """The options that the user gave, under the API's names; the others keep the API's defaults."""
     return {name: value for name, value in options.items() if value is not None and value != ()}
+
+
+sampling = given
+overflow_option = click.option(
+    "--overflow",
+    type=click.Choice(POLICIES),
+    help="When prompt and answer do not fit in the context: refuse, leave the oldest turns out, go on shifting, or "
+    "summarise the oldest turns.  [default: error]",
+)
 
 
 def say_no_template(llm: LLM) -> None:

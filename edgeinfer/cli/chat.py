@@ -13,7 +13,19 @@ import click
 
 from ..errors import ContextOverflowError, EdgeInferError, EngineError, SettingError
 from ..settings import settings
-from .answer import Outcome, end_line, figures, open_model, sampling, say_no_template, stream, write_out
+from .answer import (
+    Outcome,
+    end_line,
+    figures,
+    given,
+    open_model,
+    overflow_option,
+    sampling,
+    say_no_template,
+    stream,
+    write_out,
+)
+from .cache import cache_report
 from .completion import complete_model
 from .conversation import Conversation
 from .terminal import check_text, read_input, say
@@ -29,6 +41,7 @@ _HELP = """\
 /reset            forget the conversation, keep the system message
 /system [TEXT]    show the system message, or set it ("" removes it)
 /stats            switch the figures after each answer on or off
+/cache            show what the prefix cache holds, and what made prompts slow
 /save FILE        write the conversation to a file
 /load FILE        go on with a saved conversation
 /quit             leave; so does Ctrl-D
@@ -44,6 +57,7 @@ Alt-Enter makes a new line, Ctrl-C stops an answer, the arrow keys walk through 
 @click.option("--n-ctx", type=int, help="Context in tokens.  [default: what it was trained for, at most 4096]")
 @click.option("-t", "--threads", type=int, help="Threads to compute with.")
 @click.option("--seed", type=int, help="Makes the answers repeatable.")
+@overflow_option
 @click.option("--stats", is_flag=True, help="Show TTFT and tok/s after each answer.")
 @click.option("--offline", is_flag=True, help="Never use the network.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing on stderr but errors.")
@@ -55,6 +69,7 @@ def chat(
     n_ctx: int | None,
     threads: int | None,
     seed: int | None,
+    overflow: str | None,
     stats: bool,
     offline: bool,
     quiet: bool,
@@ -73,13 +88,16 @@ def chat(
     system = check_text(system, "--system")
     chosen = sampling(max_tokens=max_tokens, temperature=temperature)
     name = model or store.manifest().default
-    with open_model(name, n_ctx=n_ctx, threads=threads, seed=seed, offline=offline, quiet=quiet) as llm:
+    chosen_load = given(overflow=overflow)
+    with open_model(name, n_ctx=n_ctx, threads=threads, seed=seed, offline=offline, quiet=quiet, **chosen_load) as llm:
         if llm.template is None and not quiet:
             say_no_template(llm)
         talk = Conversation(llm, name, system)
         if interactive:
             return _Prompt(talk, chosen, stats, quiet).run()
         outcome = _answer(talk, text, chosen)
+        if outcome.dropped and not quiet:
+            say(f"[{outcome.dropped}]")
         if stats:
             say(figures(outcome.timings, outcome.finish_reason))
         return 130 if outcome.finish_reason == "cancelled" else 0
@@ -132,6 +150,7 @@ class _Prompt:
             "reset": self._reset,
             "system": self._system,
             "stats": self._stats,
+            "cache": self._cache,
             "save": self._save,
             "load": self._load,
         }
@@ -206,6 +225,8 @@ class _Prompt:
             say("[stopped]")
         elif self.last.finish_reason == "length" and "max_tokens" not in self.chosen and self.talk.llm.template:
             say("[the context is full; /reset forgets the conversation]")
+        if self.last.dropped and not self.quiet:
+            say(f"[{self.last.dropped}]")
         if self.stats:
             say(figures(self.last.timings, self.last.finish_reason))
         return True
@@ -224,6 +245,10 @@ class _Prompt:
         say(f"figures after each answer: {'on' if self.stats else 'off'}")
         if self.stats and self.last:
             say(figures(self.last.timings, self.last.finish_reason))
+
+    def _cache(self, rest: str) -> None:
+        for line in cache_report(self.talk.llm):
+            say(line)
 
     def _save(self, rest: str) -> None:
         path = _file_argument(rest, "save")

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from .answer import end_line, figures, open_model, sampling, say_no_template, stream, write_out
+from .answer import end_line, figures, given, open_model, overflow_option, sampling, say_no_template, stream, write_out
 from .completion import complete_model
 from .terminal import check_text, read_input, say
 
@@ -29,6 +29,7 @@ __all__ = ["run"]
 @click.option("--n-ctx", type=int, help="Context in tokens.  [default: what it was trained for, at most 4096]")
 @click.option("-t", "--threads", type=int, help="Threads to compute with.")
 @click.option("--seed", type=int, help="Makes the answer repeatable.")
+@overflow_option
 @click.option("--stop", multiple=True, help="End before this text; may be given several times.")
 @click.option("--ignore-eos", is_flag=True, help="Go on past the model's end token, up to the limit.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: text, tokens, timings, finish_reason.")
@@ -49,6 +50,7 @@ def run(
     n_ctx: int | None,
     threads: int | None,
     seed: int | None,
+    overflow: str | None,
     **numbers: Any,
 ) -> int:
     """Answer one prompt with MODEL and exit.
@@ -66,7 +68,10 @@ def run(
     chosen = sampling(seed=seed, stop=tuple(check_text(s, "--stop") for s in stop), **numbers)
     if ignore_eos:
         chosen["ignore_eos"] = True
-    with open_model(model, n_ctx=n_ctx, threads=threads, seed=seed, offline=offline, quiet=quiet) as llm:
+    chosen_load = given(overflow=overflow)
+    if overflow not in (None, "error", "shift") and not as_chat:
+        raise click.UsageError(f"--overflow {overflow} goes with --chat: a plain prompt has no turns")
+    with open_model(model, n_ctx=n_ctx, threads=threads, seed=seed, offline=offline, quiet=quiet, **chosen_load) as llm:
         if as_chat and llm.template is None:
             if not quiet:
                 say_no_template(llm)
@@ -86,12 +91,15 @@ def run(
             "text": outcome.text,
             "tokens": outcome.tokens,
             "finish_reason": outcome.finish_reason,
+            "dropped": outcome.dropped,
             "seed": answer.seed,
             "timings": timings,
         }
         click.echo(json.dumps(document, indent=2))
     else:
         end_line(outcome.text)
+    if outcome.dropped and not quiet:
+        say(f"[{outcome.dropped}]")
     if stats:
         say(figures(outcome.timings, outcome.finish_reason))
     return 130 if outcome.finish_reason == "cancelled" else 0

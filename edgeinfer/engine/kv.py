@@ -208,7 +208,8 @@ class PagedKV:
                     pool.copy(int(self.table[src, g, whole]), page)
                     self.table[seq, g, whole] = page
             self._length[seq] = n
-            self._first[seq] = list(self._first[src])
+            if n:
+                self._first[seq] = list(self._first[src])
             return seq
 
     def _reachable(self, seq: int, n: int) -> int:

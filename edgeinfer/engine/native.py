@@ -206,13 +206,13 @@ class NativeEngine:
         the other lane, at least one). Raises SettingError (a batch that is malformed or too long), ContextOverflowError
         (no room; the sequences are as before), EngineError (closed).
         """
-        if lane not in self._lanes and not self._closed:
+        if lane not in LANES:
             raise SettingError(f"there is no lane {lane!r}; wanted one of {', '.join(LANES)}")
+        if self._pid != os.getpid():  # before the lock, which the fork may have copied while it was held
+            raise EngineError("this process was forked from one with a loaded model; load the model again here")
         with self._locks[lane]:
             if self._closed:
                 raise EngineError("the engine is closed")
-            if self._pid != os.getpid():
-                raise EngineError("this process was forked from one with a loaded model; load the model again here")
             with self._running_lock:
                 n = max(1, min(n_threads or self.n_threads, self.n_threads - self._running))
                 self._running += n

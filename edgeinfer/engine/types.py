@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import SettingError
+
 if TYPE_CHECKING:
     from ..model.config import ModelConfig
 
@@ -42,8 +44,11 @@ class Batch:
             wants[:] = True
         elif logits == "last" and n:
             wants[-1] = True
+        ids = np.asarray(token_ids, np.int64)
+        if n and not -(1 << 31) <= int(ids.min()) <= int(ids.max()) < 1 << 31:
+            raise SettingError("a token id is outside 32 bits; wanted ids of the vocabulary")
         return cls(
-            np.asarray(token_ids, np.int32),
+            ids.astype(np.int32),
             np.arange(n_past, n_past + n, dtype=np.int32),
             np.full(n, seq, np.int32),
             wants,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypedDict
 
 from ..errors import SettingError
 
-__all__ = ["SamplingArgs", "SamplingParams"]
+__all__ = ["SamplingArgs", "SamplingParams", "merged"]
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,15 @@ class SamplingArgs(TypedDict, total=False):
     max_tokens: int | None
     stop: str | Iterable[str] | None
     ignore_eos: bool
+
+
+def merged(params: SamplingParams | None, sampling: Mapping[str, Any]) -> SamplingParams:
+    """`params`, or the defaults, with `sampling` on top. Raises SettingError for an unknown name or a bad value."""
+    known = [entry.name for entry in fields(SamplingParams)]
+    for name in sampling:
+        if name not in known:
+            raise SettingError(f"there is no sampling parameter {name!r}; wanted one of {', '.join(known)}")
+    return replace(params or SamplingParams(), **sampling)
 
 
 def _number(name: str, value: Any, low: float, high: float, wanted: str = "") -> float:

@@ -1,8 +1,8 @@
 """The product of packed weights and int8 activations, for every weight format: a format brings `dot` and `unpack`.
 
 Weights stand in groups of 16 rows, four consecutive values of each row in one 64-byte vector, so the integer product
-accumulates one row per lane and no sum across lanes is needed. One token reads the packed bits straight; more than four
-tokens unpack a group to bytes once and meet all token tiles with it. Each row sums its blocks in the same order with the
+accumulates one row per lane and no sum across lanes is needed. Up to 16 tokens read the packed bits straight; more
+unpack a group to bytes once and meet all token tiles with it. Each row sums its blocks in the same order with the
 same roundings either way, so logits do not depend on how many tokens share a call.
 """
 
@@ -26,7 +26,6 @@ from ..runtime.tile import (
     tile_scale,
     tile_start,
     tile_start2,
-    tile_start16,
     tile_store,
     tile_times_i,
     tile_zero_f,
@@ -41,6 +40,7 @@ from .layout import SLOTS, share_start, thread_memory
 ADD, SILU, GELU, INTO = MODES["add"], MODES["silu"], MODES["gelu"], MODES["silu_into"]
 W_GEMM = {8: W8, 4: W4, 2: W2}[target().width]
 GEMM_TOKENS = target().width
+STRAIGHT_TOKENS = 16  # up to so many, unpacking costs more than it saves (measured on SmolLM2)
 # Unpacked group in thread memory: bytes [nb][8][16][4], then two float32 or int32 vectors [nb][16].
 BLOCK_BYTES = 512
 
@@ -143,31 +143,13 @@ def gemm_halves(W, w, d, m, xq, xd, xs, xh, nb):
 # ---- the kernel ---------------------------------------------------------------------------------------------------------
 
 
-def make_matmul(dot, unpack, gemm, quant_bytes, scale_bytes):
-    """The matmul kernel of a format.
+@native
+def _nothing(q, s, g0, g1, acts, tile_bytes, tiles, nb, y, stride, mode, tmp):
+    """A format that is never unpacked."""
 
-    dot(W, q, s, xq, xd, xs, xh, nb) -> tile: 16 rows, straight from packed quants q and scales s
-    unpack(q, s, w, d, m, nb): the same group as bytes w and vectors d, m
-    gemm(W, w, d, m, xq, xd, xs, xh, nb) -> tile: from those
-    quant_bytes, scale_bytes: bytes of 16 rows x 32 values in the two streams (a format with blocks of 256 divides)
-    """
 
-    @native
-    def direct(W, slots, q, s, g0, g1, acts, nb, y, stride, mode, tmp):
-        """Groups g0..g1 times one tile, from the packed bits."""
-        xd = acts + nb * 32 * slots
-        xs = xd + nb * 4 * slots
-        xh = xs + nb * 4 * slots
-        if rows_alternate(mode):
-            for g in range(g0, g1, 2):
-                gate = dot(W, q + g * nb * quant_bytes, s + g * nb * scale_bytes, acts, xd, xs, xh, nb)
-                h = g + 1
-                up = dot(W, q + h * nb * quant_bytes, s + h * nb * scale_bytes, acts, xd, xs, xh, nb)
-                finish_pair(gate, up, y + g * 32, stride, mode, tmp)
-        else:
-            for g in range(g0, g1):
-                acc = dot(W, q + g * nb * quant_bytes, s + g * nb * scale_bytes, acts, xd, xs, xh, nb)
-                finish(W, acc, y + g * 64, stride, mode, tmp)
+def _unpacked(unpack, gemm, quant_bytes, scale_bytes):
+    """The product of groups g0..g1 with many tiles: each group becomes bytes once."""
 
     @native
     def unpacked(q, s, g0, g1, acts, tile_bytes, tiles, nb, y, stride, mode, tmp):
@@ -195,6 +177,44 @@ def make_matmul(dot, unpack, gemm, quant_bytes, scale_bytes):
                     else:
                         finish(W_GEMM, acc, out + g * 64, stride, mode, tmp)
 
+    return unpacked
+
+
+def make_matmul(dot, unpack, gemm, quant_bytes, scale_bytes):
+    """The matmul kernel of a format.
+
+    dot(W, q, s, xq, xd, xs, xh, nb) -> tile: 16 rows, straight from packed quants q and scales s
+    unpack(q, s, w, d, m, nb): the same group as bytes w and vectors d, m
+    gemm(W, w, d, m, xq, xd, xs, xh, nb) -> tile: from those
+    quant_bytes, scale_bytes: bytes of 16 rows x 32 values in the two streams (a format with blocks of 256 divides)
+    Without unpack and gemm the packed bits are bytes already, and serve any number of tokens.
+    """
+    straight = unpack is None
+
+    @native
+    def direct(W, slots, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp):
+        """Groups g0..g1 times m tokens, from the packed bits: a group meets all its tiles while it is in the cache."""
+        each = 2 if rows_alternate(mode) else 1
+        for g in range(g0, g1, each):
+            h = g + 1
+            for t in range(0, m, count_of(W)):
+                xq = acts + t // slots * tile_bytes + t % slots * 4
+                xd = xq + nb * 32 * slots
+                xs = xd + nb * 4 * slots
+                xh = xs + nb * 4 * slots
+                out = y + t * stride
+                acc = dot(W, q + g * nb * quant_bytes, s + g * nb * scale_bytes, xq, xd, xs, xh, nb)
+                if each == 2:
+                    up = dot(W, q + h * nb * quant_bytes, s + h * nb * scale_bytes, xq, xd, xs, xh, nb)
+                    finish_pair(acc, up, out + g * 32, stride, mode, tmp)
+                else:
+                    finish(W, acc, out + g * 64, stride, mode, tmp)
+
+    if straight:
+        unpacked = _nothing
+    else:
+        unpacked = _unpacked(unpack, gemm, quant_bytes, scale_bytes)
+
     def matmul(step, state, ith, nth):
         m = field(state, STATE_N_OUT) if field(step, ROWS) != 0 else field(state, STATE_N)
         q = field(step, QUANTS)
@@ -212,19 +232,21 @@ def make_matmul(dot, unpack, gemm, quant_bytes, scale_bytes):
         groups = field(step, GROUPS) // pairs
         g0 = share_start(groups, ith, nth) * pairs
         g1 = share_start(groups, ith + 1, nth) * pairs
+        tile_bytes = field(step, TILE_BYTES)
         if m == 1:
-            direct(W1, 1, q, s, g0, g1, acts, nb, y, stride, mode, tmp)
+            direct(W1, 1, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp)
         elif m == 2:
-            direct(W2, SLOTS, q, s, g0, g1, acts, nb, y, stride, mode, tmp)
+            direct(W2, SLOTS, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp)
         elif m > 0 and m <= 4:
-            direct(W4, SLOTS, q, s, g0, g1, acts, nb, y, stride, mode, tmp)
+            direct(W4, SLOTS, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp)
+        elif m > 0 and (straight or m <= STRAIGHT_TOKENS):
+            direct(W_GEMM, SLOTS, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp)
         elif m > 0:
             tiles = (m + SLOTS - 1) // SLOTS
-            unpacked(q, s, g0, g1, acts, field(step, TILE_BYTES), tiles, nb, y, stride, mode, tmp)
+            unpacked(q, s, g0, g1, acts, tile_bytes, tiles, nb, y, stride, mode, tmp)
 
     return matmul
 
 
 gemm_4bit = gemm_scaled(tile_start, False)  # zero point 8
 gemm_5bit = gemm_scaled(tile_start2, False)  # zero point 16
-gemm_8bit = gemm_scaled(tile_start16, True)  # zero point 128

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from ..runtime.memory import load_half, load_s8, load_s32, load_u16, store_float, store_s32, store_u16
-from ..runtime.simd import load_f16, load_i32, store_f32, store_i32, to_f32
+from ..runtime.simd import load_f16, to_f32
 from ..runtime.tile import slots_of, tile_scale, tile_start16, tile_zero_f
 from ..runtime.vec import native
 from .embed import make_embed
-from .matmul import gemm_8bit, make_matmul, sum_bytes_wide
+from .matmul import make_matmul, sum_bytes_wide
 from .pack import make_pack
 
 FLIP = np.int32(-0x7F7F7F80)  # 0x80 in every byte
@@ -25,14 +25,6 @@ def dot(W, q, s, xq, xd, xs, xh, nb):
     return acc
 
 
-@native
-def unpack(q, s, w, d, m, nb):
-    for i in range(0, nb * 512, 64):
-        store_i32(w, i, load_i32(q, i))
-    for b in range(nb):
-        store_f32(d, b * 64, to_f32(load_f16(s, b * 32)))
-
-
 def pack_block(source, q, s, r):
     for v in range(8):
         store_s32(q, v * 64 + r * 4, load_s32(source, 2 + v * 4) ^ FLIP)
@@ -46,7 +38,7 @@ def decode_block(source, x, scale):
 
 
 KERNELS = {
-    "matmul.q8_0": make_matmul(dot, unpack, gemm_8bit, 512, 32),
+    "matmul.q8_0": make_matmul(dot, None, None, 512, 32),
     "pack.q8_0": make_pack(pack_block, 34, 1, 512, 32),
     "embed.q8_0": make_embed(decode_block, 34, 32),
 }

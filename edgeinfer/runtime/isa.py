@@ -32,14 +32,14 @@ class ISA:
 
 
 _LINUX = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-linux-gnu"}
-_AVX2 = ("avx2", "fma", "f16c")
+_AVX2 = ("avx2", "fma", "f16c", "bmi", "bmi2", "lzcnt")
 # What LLVM may use when it generates code for a Cortex-A76, beside the dot product.
 _CORTEX_A76 = ("asimd", "asimddp", "atomics", "asimdrdm", "fphp", "asimdhp", "lrcpc", "crc32")
 
 # Best first; `choose` takes the first that the machine offers.
 ISAS: tuple[ISA, ...] = (
     ISA(
-        "avx512", "x86_64", _LINUX["x86_64"], "icelake-server", "", "vpdpbusd512", True, True, 8,
+        "avx512", "x86_64", _LINUX["x86_64"], "cascadelake", "", "vpdpbusd512", True, True, 8,
         (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni"),
     ),
     ISA("avxvnni", "x86_64", _LINUX["x86_64"], "alderlake", "", "vpdpbusd256", True, True, 4, (*_AVX2, "avxvnni")),

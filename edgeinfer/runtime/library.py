@@ -6,10 +6,12 @@ and Python: whatever changes the machine code changes the folder. A damaged file
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hashlib
 import importlib.metadata
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -57,7 +59,8 @@ class KernelLibrary:
 
     def __init__(self, isa: ISA, cache: Path):
         self.isa = isa
-        self.folder = _writable(cache / "kernels" / f"{isa.name}-{_digest(isa)}")
+        self.folder = cache / "kernels" / f"{isa.name}-{_digest(isa)}"
+        self._spare: Path | None = None  # stands in for a folder that cannot be written
         self.compiled = 0
         self._addresses: dict[str, int] = {}
         self._engine: Any = None
@@ -65,15 +68,34 @@ class KernelLibrary:
 
     def missing(self, names: Sequence[str]) -> list[str]:
         """Those of the named kernels that have no machine code on disk yet."""
-        return [
-            n for n in dict.fromkeys(names) if n not in self._addresses and not object_path(self.folder, n).exists()
-        ]
+        return [n for n in dict.fromkeys(names) if n not in self._addresses and not self._path(n).exists()]
+
+    def _path(self, name: str) -> Path:
+        """Where a kernel's file is, or would be written."""
+        path = object_path(self.folder, name)
+        return path if self._spare is None or path.exists() else object_path(self._spare, name)
+
+    def _target(self, progress: Progress | None) -> Path:
+        """The folder to compile into: a private temporary one, said so once, when the cache cannot be written."""
+        if self._spare is None:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                with tempfile.NamedTemporaryFile(dir=self.folder):
+                    return self.folder
+            except OSError as error:
+                self._spare = Path(tempfile.mkdtemp(prefix="edgeinfer-kernels-"))
+                atexit.register(shutil.rmtree, self._spare, True)
+                if progress:
+                    reason = error.strerror or error
+                    progress(f"kernels cannot be kept in {self.folder} ({reason}): they are compiled at every start")
+        return self._spare
 
     def ensure(self, names: Sequence[str], progress: Progress | None = None, workers: int = 0) -> None:
         """Compile what is missing, in child processes. Raises EngineError with the compiler's last line."""
         todo = self.missing(names)
         if not todo:
             return
+        target = self._target(progress)
         workers = max(1, min(workers or len(os.sched_getaffinity(0)), len(todo)))
         done = 0
         lock = threading.Lock()
@@ -106,7 +128,7 @@ class KernelLibrary:
             sys.executable,
             "-m",
             "edgeinfer.kernels.compile",
-            str(self.folder),
+            str(target),
             f"{self.isa.arch}/{self.isa.name}",
         ]
         children: list[subprocess.Popen[str]] = []
@@ -139,13 +161,7 @@ class KernelLibrary:
             self.ensure(names, progress)
             new = [n for n in dict.fromkeys(names) if n not in self._addresses]
             if new:
-                try:
-                    self._load(new)
-                except (ValueError, KeyError, OSError, RuntimeError):
-                    for name in new:  # damaged: compile these anew, once
-                        object_path(self.folder, name).unlink(missing_ok=True)
-                    self.ensure(names, progress)
-                    self._load(new)
+                self._load(self._codes(new, progress))
             return {n: self._addresses[n] for n in names}
 
     def function(self, name: str) -> Callable[[int, int, int, int], None]:
@@ -159,34 +175,44 @@ class KernelLibrary:
 
         return run
 
-    def _load(self, names: Sequence[str]) -> None:
+    def _codes(self, names: Sequence[str], progress: Progress | None) -> dict[str, bytes]:
+        """The object files of kernels; what is damaged is compiled anew, once."""
+        codes = {name: self._read(name) for name in names}
+        damaged = [name for name, code in codes.items() if not code]
+        if damaged:
+            for name in damaged:
+                try:
+                    self._path(name).unlink(missing_ok=True)
+                except OSError as error:
+                    raise EngineError(
+                        f"the kernel file {self._path(name)} is damaged and cannot be removed: {error}"
+                    ) from error
+            self.ensure(damaged, progress)
+            codes.update({name: self._read(name) for name in damaged})
+        for name, code in codes.items():
+            if not code:
+                raise EngineError(f"the kernel file {self._path(name)} is damaged again as soon as it is written")
+        return codes
+
+    def _read(self, name: str) -> bytes:
+        """A kernel's object file, empty when it is damaged."""
+        try:
+            checksum, _, code = self._path(name).read_bytes().partition(b"\n")
+        except OSError:
+            return b""
+        return code if hashlib.sha256(code).hexdigest().encode() == checksum else b""
+
+    def _load(self, codes: dict[str, bytes]) -> None:
         import llvmlite.binding as llvm
 
         if self._engine is None:
             llvm.initialize_native_target()
             llvm.initialize_native_asmprinter()
             machine = llvm.Target.from_default_triple().create_target_machine(reloc="pic", codemodel="default")
-            self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-        objects = []
-        for name in names:
-            checksum, _, code = object_path(self.folder, name).read_bytes().partition(b"\n")
-            if hashlib.sha256(code).hexdigest().encode() != checksum:
-                raise ValueError(f"{name}: damaged")
-            objects.append(llvm.ObjectFileRef.from_data(code))
-        for item in objects:
-            self._engine.add_object_file(item)
+            # use_lmm: code and data side by side; in a process with much mapped they may else lie too far apart to link
+            self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine, use_lmm=True)
+        for code in codes.values():
+            self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
-        for name in names:
+        for name in codes:
             self._addresses[name] = self._engine.get_function_address(symbol_of(name))
-
-
-def _writable(folder: Path) -> Path:
-    """The folder, made if need be; a private temporary one when it cannot be written (a locked-down service)."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder):
-            return folder
-    except OSError:
-        if folder.is_dir() and os.access(folder, os.R_OK | os.X_OK) and any(folder.iterdir()):
-            return folder  # filled earlier, read-only now
-        return Path(tempfile.mkdtemp(prefix="edgeinfer-kernels-"))

@@ -195,7 +195,7 @@ def _dot_avx2(b, acc, u, s, wide):
 
 
 def _dot_neon(b, acc, u, s, wide):
-    """sdot takes signed bytes: a full byte u is taken as (u - 128), and 128 x the sum of s is added back by a second sdot."""
+    """sdot takes signed bytes: a full byte u is taken as (u - 128), and 64 + 64 times s is added back."""
     quad, byte = ir.VectorType(I32, 4), ir.VectorType(I8, 16)
     f = declare(b, "llvm.aarch64.neon.sdot.v4i32.v16i8", quad, [quad, byte, byte])
 

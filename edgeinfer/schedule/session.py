@@ -1,265 +1,278 @@
-"""One conversation over an engine: which tokens its sequence holds, and the loop that adds an answer to them.
+"""What stays in the KV cache when an answer has ended, and how the next prompt takes it up.
 
-    prompt ids -> keep the common prefix -> prefill in pieces of n_batch -> sample, show, decode, sample, ... -> end
-
-Whatever ends an answer (limit, stop, cancel, a reader that walks away, an error in mid-forward), the session afterwards
-knows exactly which tokens the KV cache holds. Sees an engine and a tokenizer's stream; knows no file and no template.
+A session is a sequence of the engine and the tokens that it holds. When its answer has ended it is kept, idle, so that
+the conversation goes on from its very last token; its whole pages are in the prefix cache too, where any prompt finds
+them. Idle sessions and cached pages give way as soon as a running stream needs their pages.
 """
 
 from __future__ import annotations
 
-import itertools
-import time
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
+from ..engine.types import Engine
+from ..errors import EdgeInferError
 
-from ..engine.types import Batch, Engine, Logits
-from ..errors import ContextOverflowError, EdgeInferError, SettingError
-from ..generate.chunk import Chunk
-from ..generate.params import SamplingParams
-from ..generate.sampler import Sampler
-from ..generate.stop import StopStrings
-from ..metrics import Timings
+__all__ = ["NoPrefixCache", "PrefixCache", "PrefixMatch", "Session", "Sessions"]
 
-__all__ = ["Run", "Session", "TextStream", "Vocabulary"]
+_TAIL = 64  # tokens of an idle session that are given up rather than copied when a prompt parts from it
+_WORTH = 8  # tokens that are worth copying a page for; fewer are evaluated in no time
 
 
-class TextStream(Protocol):
-    """Turns the ids of one answer into text, complete characters only."""
-
-    def push(self, token_id: int, /) -> str:
-        """Take the next id; return the text that became complete."""
-
-    def flush(self) -> str:
-        """The ids have ended: return what is left."""
-
-
-class Vocabulary(Protocol):
-    """What a session needs of a tokenizer."""
+class PrefixMatch(Protocol):
+    """The cached prefix of a prompt: whole pages, referenced for whoever asked."""
 
     @property
-    def n_vocab(self) -> int:
-        """How many ids are tokens."""
+    def n_tokens(self) -> int:
+        """How many tokens the pages hold."""
 
     @property
-    def end_ids(self) -> frozenset[int]:
-        """The ids that end an answer."""
+    def pages(self) -> Sequence[Any]:
+        """The pages, in order."""
 
-    def stream(self, after: int | None = None) -> TextStream:
-        """A new detokenizer for text behind the token `after`."""
+    @property
+    def divergence(self) -> Any:
+        """Where the prompt left a cached path, when it left it late; else None."""
 
 
-@dataclass
-class Run:
-    """What one answer measures and leaves behind; filled while it runs."""
+class PrefixCache(Protocol):
+    """Pages of earlier prompts and answers, found again by their tokens. May be called from any thread."""
 
-    accepted: float  # clock reading when the request came in
-    clock: Callable[[], float] = time.perf_counter
-    cancelled: bool = False  # set from anywhere; looked at between steps and between pieces of the prompt
-    finish_reason: str | None = None
-    stopped_by: int | str | None = None  # the end token or the stop string that ended it
-    n_prompt: int = 0
-    n_reused: int = 0
-    n_prefill: int = 0
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-    shown: float | None = None  # clock reading of the first text out
-    ended: float | None = None
-    times: list[float] = field(default_factory=list)  # clock reading of each token of the answer
+    def match(self, ids: Sequence[int]) -> PrefixMatch:
+        """The longest cached prefix, at most len(ids) - 1 tokens."""
 
-    def timings(self, load_s: float | None = None, compile_s: float | None = None) -> Timings:
-        """The figures so far."""
-        n_out = len(self.times)
-        return Timings(
-            n_prompt=self.n_prompt,
-            n_reused=self.n_reused,
-            n_prefill=self.n_prefill,
-            n_out=n_out,
-            ttft_s=None if self.shown is None else self.shown - self.accepted,
-            prefill_s=self.prefill_s if self.n_prefill else None,
-            decode_s=self.decode_s if n_out > 1 else None,
-            t_first=self.times[0] if self.times else None,
-            t_last=self.times[-1] if self.times else None,
-            total_s=None if self.ended is None else self.ended - self.accepted,
-            itl_s=tuple(late - early for early, late in itertools.pairwise(self.times)),
-            load_s=load_s,
-            compile_s=compile_s,
-        )
+    def note(self, ids: Sequence[int], n_tokens: int) -> None:
+        """Take note of a prompt of which an idle session holds n_tokens: what prompts share is worth keeping on disk."""
+
+    def insert(self, ids: Sequence[int], seq: int) -> Any:
+        """Keep the whole pages of a sequence that holds `ids`, by reference."""
+
+    def reclaim(self, n_pages: int) -> int:
+        """Give up to n_pages pages back that only the cache holds; return how many."""
+
+    def stats(self) -> dict[str, Any]:
+        """Figures."""
+
+
+class _Miss(NamedTuple):
+    n_tokens: int = 0
+    pages: tuple[Any, ...] = ()
+    divergence: Any = None
+
+
+class NoPrefixCache:
+    """Remembers nothing: idle sessions alone are taken up again."""
+
+    def match(self, ids: Sequence[int]) -> PrefixMatch:
+        """Nothing."""
+        return _Miss()
+
+    def note(self, ids: Sequence[int], n_tokens: int) -> None:
+        """Forget it."""
+
+    def insert(self, ids: Sequence[int], seq: int) -> None:
+        """Forget it."""
+
+    def reclaim(self, n_pages: int) -> int:
+        """There is nothing to give."""
+        return 0
+
+    def stats(self) -> dict[str, Any]:
+        """No figures."""
+        return {}
 
 
 class Session:
-    """The token history of one conversation and its sequence in the engine's KV cache. One answer at a time."""
+    """A sequence of the engine and the tokens that it holds."""
 
-    def __init__(self, engine: Engine, vocabulary: Vocabulary) -> None:
-        self._engine = engine
-        self._vocabulary = vocabulary
-        self._seq: int | None = None
-        self._ids: list[int] = []
+    def __init__(self, seq: int, ids: list[int]) -> None:
+        self.seq, self.ids = seq, ids
+
+
+class Sessions:
+    """Opens, takes up, keeps and closes sessions. May be called from any thread.
+
+    kv is the engine's; it may lack pages (`hold`, `open(pages)`), then only idle sessions are taken up again.
+    """
+
+    def __init__(self, engine: Engine, prefix: PrefixCache | None = None, *, most_idle: int = 8) -> None:
+        self._kv: Any = engine.kv
+        self.prefix: PrefixCache = prefix or NoPrefixCache()
+        self.most_idle = most_idle
+        self._page = int(getattr(self._kv, "page_size", _TAIL))
+        self._idle: list[Session] = []  # least recently used first
+        self._lock = threading.Lock()
+        if hasattr(self._kv, "reclaim"):
+            self._kv.reclaim = self.reclaim
 
     @property
-    def ids(self) -> tuple[int, ...]:
-        """The tokens that the KV cache holds, in order."""
-        return tuple(self._ids)
+    def idle(self) -> list[Session]:
+        """The sessions that no stream has, least recently used first."""
+        with self._lock:
+            return list(self._idle)
 
-    def check(self, prompt: Sequence[int]) -> None:
-        """Raise what would keep a prompt from being answered: no token, an unknown id, no room for one more token."""
-        n_ctx = self._engine.n_ctx
-        if not len(prompt):
-            raise SettingError("the prompt has no token; wanted at least one")
-        check_ids(prompt, self._engine.n_vocab)
-        if len(prompt) >= n_ctx:
-            raise ContextOverflowError(
-                f"the prompt is {len(prompt)} tokens and the context holds {n_ctx}, of which at least one is for the "
-                "answer; shorten the prompt or load the model with a larger n_ctx"
-            )
+    def new(self) -> Session:
+        """An empty session."""
+        return Session(self._open(()), [])
 
-    def answer(self, prompt: Sequence[int], params: SamplingParams, run: Run) -> Generator[Chunk, None, None]:
-        """Evaluate a prompt and yield its answer, a chunk a token; the last chunk has the finish reason.
+    def take(self, tokens: list[int]) -> tuple[Session, Any]:
+        """A session that holds as long a prefix of tokens as there is, at least one token less, and the divergence.
 
-        The prefix that the KV cache already holds is not evaluated again, but at least one token always is. The answer
-        ends at n_ctx tokens in total. Raises what `check` raises before anything runs; NumericError naming the step;
-        EngineError. Closing the generator is safe at any point.
+        An idle session that goes on differently, by more than a little, is copied where there is room, so that its own
+        conversation still finds it; else the larger part wins.
         """
-        self.check(prompt)
-        prompt = [int(token) for token in prompt]
-        run.n_prompt = len(prompt)
-        room = self._engine.n_ctx - len(prompt)
-        n_most = room if params.max_tokens is None else min(room, params.max_tokens)
-        end_ids = self._vocabulary.end_ids
-        sampler = Sampler(
-            params,
-            n_vocab=self._engine.n_vocab,
-            n_tokens=self._vocabulary.n_vocab,
-            banned=[token for token in end_ids if token < self._engine.n_vocab] if params.ignore_eos else (),
-            history=prompt,
-        )
-        text = self._vocabulary.stream(after=prompt[-1])
-        stops = StopStrings(params.stop)
+        best, n = self._nearest(tokens)
+        whole = (len(tokens) - 1) // self._page * self._page
+        if best is not None and n >= whole:
+            match: PrefixMatch = _Miss()
+            self.prefix.note(tokens, n)
+        else:
+            match = self.prefix.match(tokens)
         try:
-            logits = self._prefill(prompt, run)
-            if logits is None:
-                yield self._last(Chunk("", None, "cancelled"), run)
-                return
-            started = run.clock()
-            token = sampler.sample(logits, 0, 0)
-            while True:
-                if token in end_ids and not params.ignore_eos:
-                    run.stopped_by = token
-                    yield self._last(Chunk(stops.push(text.flush()) + stops.flush(), None, "stop"), run)
-                    return
-                now = run.clock()
-                if run.times:
-                    run.decode_s += now - started
-                run.times.append(now)
-                sampler.accept(token)
-                shown = stops.push(text.push(token))
-                if stops.matched is None and len(run.times) == n_most:
-                    shown += stops.push(text.flush())  # half a character is shown as such, and may end a stop string
-                if stops.matched is not None:
-                    run.stopped_by = stops.matched
-                    yield self._last(Chunk(shown, token, "stop"), run)
-                    return
-                if len(run.times) == n_most:
-                    yield self._last(Chunk(shown + stops.flush(), token, "length"), run)
-                    return
-                if shown and run.shown is None:
-                    run.shown = run.clock()
-                yield Chunk(shown, token)
-                if run.cancelled:
-                    yield self._last(Chunk(stops.push(text.flush()) + stops.flush(), None, "cancelled"), run)
-                    return
-                started = run.clock()
-                logits = self._forward([token], "last", "decode")
-                token = sampler.sample(logits, 0, len(run.times))
-        except GeneratorExit:
-            run.finish_reason = run.finish_reason or "cancelled"
-            raise
-        except BaseException:
-            self._settle()
-            raise
+            session = None
+            if best is not None and n > match.n_tokens:
+                session = self._part(best, n, match.n_tokens)
+            elif best is not None:
+                self._add(best)
+            if session is None:
+                session = Session(self._open(match.pages), tokens[: match.n_tokens])
         finally:
-            if run.ended is None:
-                run.ended = run.clock()
+            if match.pages:
+                self._kv.drop(match.pages)
+        return session, match.divergence
 
-    def _last(self, chunk: Chunk, run: Run) -> Chunk:
-        run.ended = run.clock()
-        run.finish_reason = chunk.finish_reason
-        if chunk.text and run.shown is None:
-            run.shown = run.ended
-        return chunk
+    def _nearest(self, tokens: list[int]) -> tuple[Session | None, int]:
+        """The idle session that shares the most tokens, taken out of the idle ones, and how many it shares."""
+        with self._lock:
+            best, most = None, 0
+            for session in reversed(self._idle):
+                n = _shared(session.ids, tokens)
+                if n > most:
+                    best, most = session, n
+            if best is not None:
+                self._idle.remove(best)
+            return best, most
 
-    def _prefill(self, prompt: list[int], run: Run) -> Logits | None:
-        """Bring the sequence to hold the prompt; return its last row of logits, None when cancelled on the way."""
-        run.n_reused = self._keep(prompt)
-        logits = None
-        n_batch = self._engine.n_batch
-        for first in range(run.n_reused, len(prompt), n_batch):
-            if run.cancelled:
+    def _part(self, session: Session, n: int, n_match: int) -> Session | None:
+        """A session with the first n tokens of an idle one, of which pages have n_match; None where it is not worth it."""
+        gain, loss = n - n_match, len(session.ids) - n
+        if loss and (loss >= min(gain, _TAIL)):
+            if gain >= _WORTH and len(self._idle) + 1 < self.most_idle:
+                try:
+                    seq = self._kv.fork(session.seq, n)
+                except EdgeInferError:
+                    pass  # no room to copy it, or a window that has passed
+                else:
+                    self._add(session)
+                    return Session(seq, session.ids[: self._kv.n_past(seq)])
+            if gain < loss:
+                self._add(session)
                 return None
-            piece = prompt[first : first + n_batch]
-            started = run.clock()
-            logits = self._forward(piece, "last" if first + n_batch >= len(prompt) else "none", "prefill")
-            run.prefill_s += run.clock() - started
-            run.n_prefill += len(piece)
-        return None if run.cancelled else logits
-
-    def _keep(self, prompt: list[int]) -> int:
-        """Shorten the sequence to what it shares with the prompt, less the last token; return how many are kept."""
-        if self._seq is None:
-            self._seq = self._engine.kv.open()
-        most = min(len(self._ids), len(prompt) - 1)
-        n = next((i for i in range(most) if self._ids[i] != prompt[i]), most)
-        self._rewind(n)
-        return len(self._ids)
-
-    def _rewind(self, n: int) -> None:
-        """Shorten the sequence to n tokens, or to fewer where the cache cannot do that exactly."""
-        if self._seq is None:
-            self._ids = []
-            return
-        held = self._engine.kv.n_past(self._seq)
-        del self._ids[min(n, self._engine.kv.rewind(self._seq, n) if held > n else held) :]
-
-    def _forward(self, ids: list[int], wants: str, lane: str) -> Logits:
-        """Evaluate tokens behind those that the sequence holds."""
-        if self._seq is None:  # pragma: no cover - _keep opens it
-            raise SettingError("the session holds no sequence")
-        logits = self._engine.forward(Batch.of(self._seq, ids, len(self._ids), wants), lane)
-        self._ids.extend(ids)
-        return logits
-
-    def _settle(self) -> None:
-        """After an error: make the cache hold exactly what `ids` says, or nothing."""
         try:
-            self._rewind(len(self._ids))
-        except Exception:
-            # the engine itself may be gone; a sequence that cannot be mended is given up
-            self.reset()
+            reached = self._kv.rewind(session.seq, n)
+            del session.ids[reached:]
+            if reached > n_match or not n_match:
+                return session
+        except EdgeInferError:
+            pass  # a sequence that cannot be mended is given up
+        self.drop(session)
+        return None
 
-    def reset(self) -> None:
-        """Forget the conversation and give its pages back."""
-        seq, self._seq, self._ids = self._seq, None, []
-        if seq is not None:
+    def _open(self, pages: Sequence[Any]) -> int:
+        """A new sequence; the oldest idle one makes room for it where all are open."""
+        while True:
             try:
-                self._engine.kv.close(seq)
+                return int(self._kv.open(pages) if pages else self._kv.open())
             except EdgeInferError:
-                pass  # a closed engine has already given everything back
+                if not self.shed():
+                    raise
+
+    def share(self, session: Session) -> None:
+        """Let other prompts find what a session holds."""
+        self.prefix.insert(session.ids, session.seq)
+
+    def keep(self, session: Session) -> None:
+        """An answer has ended: keep its session, idle, for the prompt that goes on from it."""
+        if session.ids:
+            self._add(session)
+        else:
+            self.drop(session)
+
+    def _add(self, session: Session) -> None:
+        with self._lock:
+            self._idle.append(session)
+            surplus = [self._idle.pop(0) for _ in range(len(self._idle) - self.most_idle)]
+        for old in surplus:
+            self.drop(old)
+
+    def settle(self, session: Session) -> bool:
+        """After an error: make the sequence hold exactly what `ids` says; False when that cannot be, and it is closed."""
+        try:
+            held = self._kv.n_past(session.seq)
+            reached = self._kv.rewind(session.seq, len(session.ids)) if held > len(session.ids) else held
+            del session.ids[reached:]
+        except Exception:  # the engine itself may be gone
+            self.drop(session)
+            return False
+        return True
+
+    def drop(self, session: Session) -> None:
+        """Close a session and give its pages back."""
+        session.ids = []
+        try:
+            self._kv.close(session.seq)
+        except EdgeInferError:
+            pass  # a closed engine has given everything back already
+
+    def shed(self) -> bool:
+        """Close the idle session that was used longest ago; False when there is none."""
+        with self._lock:
+            session = self._idle.pop(0) if self._idle else None
+        if session is None:
+            return False
+        self.drop(session)
+        return True
+
+    def reclaim(self, n_pages: int) -> int:
+        """Free n_pages pages, if there are so many that nobody needs; return how many were freed.
+
+        Cached pages first, least recently used; then idle sessions, which hold most of theirs together with the cache.
+        """
+        before = self._kv.free_pages
+        self.prefix.reclaim(n_pages)
+        while self._kv.free_pages - before < n_pages and self.shed():
+            self.prefix.reclaim(n_pages - (self._kv.free_pages - before))
+        return max(0, int(self._kv.free_pages - before))
+
+    def close(self) -> None:
+        """Close what is idle; the prefix cache writes what it has to write."""
+        while self.shed():
+            pass
+        finish = getattr(self.prefix, "close", None)
+        if finish is not None:
+            finish()
+
+    def clear(self) -> None:
+        """Forget all conversations and cached prefixes."""
+        while self.shed():
+            pass
+        forget = getattr(self.prefix, "clear", None)
+        if forget is not None:
+            forget()
+        else:
+            self.prefix.reclaim(1 << 30)
 
 
-def check_ids(ids: Sequence[int] | NDArray[np.integer[Any]], n_vocab: int) -> None:
-    """Raise SettingError naming the first of ids that is no token of a vocabulary."""
-    array = np.asarray(ids)
-    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-        raise SettingError(
-            f"token ids are an array of {array.dtype} with {array.ndim} dimensions; wanted a list of ints"
-        )
-    bad = np.flatnonzero((array < 0) | (array >= n_vocab))
-    if len(bad):
-        place = int(bad[0])
-        raise SettingError(
-            f"token id {int(array[place])} at position {place} is outside the vocabulary (0 to {n_vocab - 1})"
-        )
+def _shared(ids: list[int], tokens: list[int]) -> int:
+    """How many tokens two lists share at their beginning, at most len(tokens) - 1."""
+    low, high = 0, min(len(ids), len(tokens) - 1)
+    if ids[:high] == tokens[:high]:
+        return high
+    while low < high - 1:  # ids[:low] == tokens[:low] and ids[:high] != tokens[:high]
+        middle = (low + high) // 2
+        if ids[low:middle] == tokens[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -2,7 +2,7 @@
 
     guest.py choose                 -> {"isa", "folder", "python"} or {"error", "sentence"} as JSON
     guest.py compile FOLDER NAME    -> compiles a kernel here, for the chosen instruction set
-    guest.py answer OUT.npz MODEL.. -> per model: logits of IDS, the same again cut and on two threads, and greedy text
+    guest.py answer OUT.npz CASE..  -> per model file: logits of IDS, the same again cut and on two threads, and greedy text
 
 Only the package's own dependencies are there, so no pytest and nothing from tests/ but this file.
 """
@@ -34,15 +34,12 @@ CUTS = (17, 1, 2, 4, 1, 19)
 PROMPT = "hello world, what is the weather"
 
 
-def open_engine(path: Path, n_threads: int) -> NativeEngine:
-    """The native engine on a model file."""
+def logits(case: str, n_threads: int, cuts: tuple[int, ...]) -> NDArray[np.float32]:
+    """Logits after each of IDS, evaluated in pieces: (len(IDS), n_vocab). The case is PATH or PATH@KV_TYPE."""
+    path, _, kv_type = case.partition("@")
     file = GGUFFile.open(path)
-    return NativeEngine(Weights(file, ModelConfig.from_gguf(file)), n_ctx=64, n_batch=64, n_threads=n_threads)
-
-
-def logits(path: Path, n_threads: int, cuts: tuple[int, ...]) -> NDArray[np.float32]:
-    """Logits after each of IDS, evaluated in pieces: (len(IDS), n_vocab)."""
-    engine = open_engine(path, n_threads)
+    weights = Weights(file, ModelConfig.from_gguf(file))
+    engine = NativeEngine(weights, n_ctx=64, n_batch=64, n_threads=n_threads, kv_type=kv_type or "f16")
     try:
         rows = np.empty((len(IDS), engine.n_vocab), np.float32)
         seq, at = engine.kv.open(), 0
@@ -56,9 +53,9 @@ def logits(path: Path, n_threads: int, cuts: tuple[int, ...]) -> NDArray[np.floa
         engine.close()
 
 
-def text(path: Path) -> str:
+def text(case: str) -> str:
     """A short greedy answer through the public interface."""
-    with edgeinfer.load(path, n_ctx=64, n_threads=1) as llm:
+    with edgeinfer.load(case.partition("@")[0], n_ctx=64, n_threads=1) as llm:
         return llm.generate(PROMPT, max_tokens=12, temperature=0).text()
 
 
@@ -79,10 +76,11 @@ def main(command: str, *arguments: str) -> None:
         sys.exit(compile_main([arguments[0], f"{isa.arch}/{isa.name}", *arguments[1:]]))
     else:
         found: dict[str, Any] = {}
-        for path in map(Path, arguments[1:]):
-            found[path.stem] = logits(path, 1, WHOLE)
-            found[f"{path.stem} cut"] = logits(path, 2, CUTS)
-            found[f"{path.stem} text"] = np.array(text(path))
+        for case in arguments[1:]:
+            name = Path(case).name
+            found[name] = logits(case, 1, WHOLE)
+            found[f"{name} cut"] = logits(case, 2, CUTS)
+            found[f"{name} text"] = np.array(text(case))
         if kernel_library(settings()).compiled:
             raise RuntimeError("kernels were compiled on the emulated machine; wanted those made on the host")
         np.savez(arguments[0], **found)

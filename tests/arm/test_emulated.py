@@ -32,6 +32,7 @@ pytestmark = pytest.mark.slow
 
 FORMATS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 MODELS = (*FORMATS, "gemma3-mixed", "gemma3-Q8_0")
+CASES = (*MODELS, "Q4_K@q8_0", "gemma3-mixed@q4_0")  # @: the type of the KV cache, else f16
 CPUS = {"dotprod": "cortex-a76", "portable": "cortex-a72"}  # Pi 5, Pi 4
 UNAVAILABLE = 77
 
@@ -69,7 +70,7 @@ def python(machine: Path, cpu: str, *arguments: str | Path, isa: str = "") -> st
     ]
     done = subprocess.run(
         [*map(str, command), guest.__file__, *map(str, arguments)],
-        capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL, timeout=300, check=False,
+        capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -98,23 +99,23 @@ def kernels() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Tiny model files by name."""
+def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What guest.py takes for each of CASES: a tiny model file, and the type of the KV cache."""
     folder = tmp_path_factory.mktemp("models")
-    made = {name: build_tiny(folder / f"{name}.gguf", types={"default": name}) for name in FORMATS}
+    made = {name: build_tiny(folder / name, types={"default": name}) for name in FORMATS}
     mixed = {
         "default": "Q4_K", "attn_q": "Q5_0", "attn_k": "Q5_0", "attn_v": "Q8_0", "ffn_down": "Q6_K", "token_embd": "Q8_0",
     }  # fmt: skip
-    made["gemma3-mixed"] = build_tiny(folder / "gemma3-mixed.gguf", arch="gemma3", types=mixed, n_layer=3)
-    made["gemma3-Q8_0"] = build_tiny(folder / "gemma3-Q8_0.gguf", arch="gemma3", types={"default": "Q8_0"})
+    made["gemma3-mixed"] = build_tiny(folder / "gemma3-mixed", arch="gemma3", types=mixed, n_layer=3)
+    made["gemma3-Q8_0"] = build_tiny(folder / "gemma3-Q8_0", arch="gemma3", types={"default": "Q8_0"})
     assert tuple(made) == MODELS
-    return made
+    return {case: str(folder / case) for case in CASES}
 
 
 @pytest.fixture(scope="module")
-def wanted(models: Mapping[str, Path]) -> dict[str, tuple[NDArray[np.float32], str]]:
+def wanted(cases: Mapping[str, str]) -> dict[str, tuple[NDArray[np.float32], str]]:
     """Logits and greedy text of the models on this machine."""
-    return {name: (guest.logits(path, 1, guest.WHOLE), guest.text(path)) for name, path in models.items()}
+    return {name: (guest.logits(case, 1, guest.WHOLE), guest.text(case)) for name, case in cases.items()}
 
 
 @pytest.fixture(scope="module", params=CPUS)
@@ -122,7 +123,7 @@ def answers(
     request: pytest.FixtureRequest,
     machine: Path,
     kernels: list[str],
-    models: Mapping[str, Path],
+    cases: Mapping[str, str],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Mapping[str, Any]:
     """What the emulated machine answers for all models with one instruction set: each kernel is loaded and run there."""
@@ -134,17 +135,17 @@ def answers(
             shutil.rmtree(old)
     compile_for(isa, folder, [name for name in kernels if not object_path(folder, name).exists()])
     out = tmp_path_factory.mktemp(isa) / "answers.npz"
-    python(machine, CPUS[isa], "answer", out, *models.values())
+    python(machine, CPUS[isa], "answer", out, *cases.values())
     with np.load(out) as file:
         return dict(file)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("case", CASES)
 def test_arm_computes_what_this_machine_computes(
-    answers: Mapping[str, Any], wanted: Mapping[str, tuple[NDArray[np.float32], str]], model: str
+    answers: Mapping[str, Any], wanted: Mapping[str, tuple[NDArray[np.float32], str]], case: str
 ) -> None:
-    here, text = wanted[model]
-    there = answers[model]
+    here, text = wanted[case]
+    there = answers[case]
     assert there.shape == here.shape
     # Sums have one order everywhere, so with fused multiply-adds on both sides even the bits are equal today. Without
     # them a rounding may tip an activation to the next of its 255 steps.
@@ -152,12 +153,12 @@ def test_arm_computes_what_this_machine_computes(
     difference = float(np.abs(there - here).max() / np.abs(here).max())
     assert difference <= tolerance
     assert np.array_equal(there.argmax(1), here.argmax(1))
-    assert str(answers[f"{model} text"]) == text
+    assert str(answers[f"{case} text"]) == text
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_threads_and_cuts_change_no_bit_on_arm(answers: Mapping[str, Any], model: str) -> None:
-    assert np.array_equal(answers[model].view(np.int32), answers[f"{model} cut"].view(np.int32))
+@pytest.mark.parametrize("case", CASES)
+def test_threads_and_cuts_change_no_bit_on_arm(answers: Mapping[str, Any], case: str) -> None:
+    assert np.array_equal(answers[case].view(np.int32), answers[f"{case} cut"].view(np.int32))
 
 
 @pytest.mark.parametrize(

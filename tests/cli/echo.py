@@ -48,13 +48,13 @@ def _next(history: tuple[int, ...]) -> Any:
     return reply[len(answer)] if len(answer) < len(reply) else EOS
 
 
-def echo_llm(template: bool = True, n_ctx: int = 2000) -> LLM:
+def echo_llm(template: bool = True, n_ctx: int = 2000, **more: Any) -> LLM:
     """A model that echoes."""
     tokenizer = ByteTokenizer()
     toy: Any = ToyTemplate(tokenizer) if template else None
     engine: Any = ScriptedEngine(_next, n_ctx=n_ctx)
     any_tokenizer: Any = tokenizer
-    return LLM(engine, any_tokenizer, toy, seed=1)
+    return LLM(engine, any_tokenizer, toy, seed=1, **more)
 
 
 def install(patch: Any = setattr) -> list[dict[str, Any]]:
@@ -67,7 +67,7 @@ def install(patch: Any = setattr) -> list[dict[str, Any]]:
             progress("compiling kernels")
         if "broken" in name:
             raise TemplateError("the template\nis broken")
-        return echo_llm("plain" not in name, n_ctx or 2000)
+        return echo_llm("plain" not in name, n_ctx or 2000, overflow=more.get("overflow", "error"))
 
     patch(importlib.import_module("edgeinfer.load"), "load", load)
     return calls

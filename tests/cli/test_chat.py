@@ -165,6 +165,24 @@ def test_talk_and_leave(terminal: Terminal, tmp_path: Path) -> None:
     assert terminal.end() == 0
 
 
+def test_the_oldest_turns_are_left_out_when_asked(tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path, "--n-ctx", "160", "--overflow", "drop-oldest-turns")
+    try:
+        for letter in "abc":
+            terminal.ready()
+            terminal.say(letter * 20)
+            terminal.expect(f"echo: {letter * 20}")
+        terminal.expect("[to fit the context, the 2 oldest messages (", " tokens) were left out]")
+        terminal.ready()
+        terminal.say("/cache")
+        terminal.expect("this engine has no prefix cache")
+        terminal.ready()
+        terminal.say("/quit")
+        assert terminal.end() == 0
+    finally:
+        terminal.child.close(force=True)
+
+
 def test_end_of_input_exits_0(terminal: Terminal) -> None:
     terminal.ready()
     terminal.child.sendeof()

@@ -52,6 +52,7 @@ def test_json_is_one_document(edgeinfer: Any) -> None:
         "text": "|echo: héllo",
         "tokens": list("|echo: héllo".encode()),
         "finish_reason": "stop",
+        "dropped": None,
         "seed": 7,
     }
     assert timings["n_prompt"] == 6
@@ -172,3 +173,28 @@ def test_an_interrupt_ends_the_answer_and_shows_what_there_is(as_json: bool) -> 
     else:
         assert out.startswith("|on and on")
         assert err.endswith("| cancelled\n")
+
+
+def test_what_does_not_fit_is_refused_unless_asked_otherwise(edgeinfer: Any) -> None:
+    prompt = "x" * 70 + " forever"
+    done = edgeinfer("run", edgeinfer.model, "-p", prompt, "--n-ctx", "64", "-q")
+    assert (done.code, done.out) == (8, "")
+    assert "the prompt is 78 tokens and the context holds 64" in done.err
+    options = ("--n-ctx", "64", "--overflow", "shift", "-n", "100", "--ignore-eos")
+    done = edgeinfer("run", edgeinfer.model, "-p", prompt, *options, "--json")
+    document = json.loads(done.out)
+    assert len(document["tokens"]) == 100
+    assert document["finish_reason"] == "length"
+    assert document["dropped"].startswith(
+        "to fit the context, 46 tokens of the prompt were left out, and the context was"
+    )
+    assert edgeinfer.calls[-1]["overflow"] == "shift"
+    assert "[to fit the context, 46 tokens" in edgeinfer("run", edgeinfer.model, "-p", prompt, *options).err
+
+
+def test_policies_for_conversations_go_with_chat(edgeinfer: Any) -> None:
+    done = edgeinfer("run", edgeinfer.model, "-p", "hi", "--overflow", "summarise")
+    assert done.code == 2
+    assert "--overflow summarise goes with --chat: a plain prompt has no turns" in done.err
+    assert edgeinfer("run", edgeinfer.model, "-p", "hi", "--overflow", "forget").code == 2
+    assert edgeinfer("run", edgeinfer.model, "-p", "hi", "--chat", "--overflow", "summarise").out == "echo: hi\n"

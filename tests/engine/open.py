@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +23,14 @@ __all__ = ["forward", "ids_of", "joined", "open_engine", "run"]
 
 @contextmanager
 def open_engine(
-    path: Path, *, n_ctx: int = 256, n_batch: int = 64, n_threads: int = 1, isa: str = ""
+    path: Path, *, n_ctx: int = 256, n_batch: int = 64, n_threads: int = 1, isa: str = "", **more: Any
 ) -> Iterator[NativeEngine]:
     """The engine of a GGUF file."""
     file = GGUFFile.open(path)
     try:
         weights = Weights(file, ModelConfig.from_gguf(file))
         options = replace(settings(), isa=isa)
-        engine = NativeEngine(weights, n_ctx=n_ctx, n_batch=n_batch, n_threads=n_threads, options=options)
+        engine = NativeEngine(weights, n_ctx=n_ctx, n_batch=n_batch, n_threads=n_threads, options=options, **more)
     except BaseException:
         file.close()
         raise

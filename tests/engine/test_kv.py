@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from edgeinfer.arch.family import KVGroup
-from edgeinfer.engine.kv import PAGE, PagedKV
-from edgeinfer.errors import ContextOverflowError, NotFoundError, SettingError
+from edgeinfer.engine.kv import PAGE, Page, PagedKV
+from edgeinfer.errors import ContextOverflowError, ModelFileError, NotFoundError, SettingError
 
 PAGE_BYTES = 128
 GROUPS = (KVGroup(2), KVGroup(1, window=32))
@@ -191,19 +191,6 @@ def test_rewind_without_room_for_a_copy_goes_to_the_page_start() -> None:
     assert kv.free_pages == 3
 
 
-def test_rewind_uses_a_page_that_it_frees() -> None:
-    kv = cache(n_positions=192)
-    a = kv.open()
-    fill(kv, a, 128)
-    b = kv.fork(a, 128)
-    fill(kv, b, 10)  # the third page is b's own
-    assert kv.free_pages == 0
-    assert kv.rewind(b, 100) == 100
-    assert kv.free_pages == 0
-    assert pages(kv, b)[0] == pages(kv, a)[0]
-    assert pages(kv, b)[1] not in pages(kv, a)
-
-
 def test_trim_takes_nothing_from_other_sequences() -> None:
     """Table entries beyond what a sequence holds are stale; they may name pages that are others' now."""
     kv = cache()
@@ -224,6 +211,75 @@ def test_trim_takes_nothing_from_other_sequences() -> None:
     assert all(kv.pools[0].references[p] == 1 for p in pages(kv, a))
 
 
+def test_a_window_gives_back_what_no_later_position_sees() -> None:
+    kv = cache(n_ctx=1024, n_positions=1024)
+    seq = kv.open()
+    fill(kv, seq, 700)
+    window = kv.pools[1]
+    assert len(kv.pools[0].free) == 16 - 11
+    passed = (700 - 32 - 256) // PAGE
+    assert len(window.free) == 16 - 11 + passed
+    assert kv.table[seq, 1, :passed].tolist() == [-1] * passed
+    assert kv.rewind(seq, 600) == 600  # what position 600 looks back at is still there
+    with pytest.raises(SettingError, match=f"cannot fork at 200: the window of sequence {seq} has passed"):
+        kv.fork(seq, 200)
+    fresh = kv.fork(seq, 0)
+    fill(kv, fresh, 300)
+    kv.close(fresh)
+    assert kv.rewind(seq, 200) == 0  # not there: all has to be evaluated again
+    assert [len(pool.free) for pool in kv.pools] == [16, 16]
+
+
+def test_an_empty_fork_of_a_windowed_sequence_starts_anew() -> None:
+    kv = cache(n_ctx=1024, n_positions=2048)
+    old = kv.open()
+    fill(kv, old, 700)
+    fresh = kv.fork(old, 0)
+    fill(kv, fresh, 100)
+    assert kv.rewind(fresh, 70) == 70
+    fill(kv, fresh, 600)
+    assert int((kv.table[fresh, 1] < 0).sum()) == (670 - 32 - 256) // PAGE + 16 - 11
+
+
+def test_held_pages_outlive_their_sequence_and_start_another() -> None:
+    kv = cache()
+    a = kv.open()
+    fill(kv, a, 150)
+    for page in pages(kv, a):
+        content(kv, 0, 1, page)[:] = page + 1
+    held = kv.hold(a, 0, 9)
+    assert len(held) == 2  # the third is not full
+    kv.close(a)
+    assert kv.free_pages == 6
+    b = kv.open(held)
+    assert kv.n_past(b) == 128
+    assert (content(kv, 0, 1, pages(kv, b)[1]) == held[1][0] + 1).all()
+    kv.drop(held)
+    assert kv.free_pages == 6
+    kv.close(b)
+    assert kv.free_pages == 8
+
+
+def test_a_page_goes_out_and_comes_back() -> None:
+    kv = cache()
+    a = kv.open()
+    fill(kv, a, 64)
+    rng = np.random.default_rng(0)
+    for group, layer in ((0, 0), (0, 1), (1, 0)):
+        content(kv, group, layer, pages(kv, a, group)[0])[:] = rng.integers(0, 256, PAGE_BYTES)
+    (page,) = kv.hold(a, 0, 1)
+    data = kv.export(page)
+    assert len(data) == 3 * PAGE_BYTES
+    other = kv.load(data)
+    assert other != page
+    assert kv.export(other) == data
+    with pytest.raises(ModelFileError, match=f"a KV page is 5 bytes; wanted {3 * PAGE_BYTES}"):
+        kv.load(b"12345")
+    kv.drop([page, other])
+    kv.close(a)
+    assert kv.free_pages == 8
+
+
 class Pages(RuleBasedStateMachine):
     """Any order of calls: each position of each sequence keeps the value that was written to it."""
 
@@ -231,7 +287,8 @@ class Pages(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kv = cache(n_ctx=256, n_positions=448, n_seq=5)
+        self.kv = cache(n_ctx=640, n_positions=1024, n_seq=5)
+        self.held: list[Page] = []
         self.model: dict[int, list[int]] = {}  # what each sequence should hold, one byte a position
         self.counter = 0
 
@@ -253,7 +310,7 @@ class Pages(RuleBasedStateMachine):
         self.model[seq] = []
         return seq
 
-    @rule(seq=sequences, n=st.integers(1, 150), fails=st.booleans())
+    @rule(seq=sequences, n=st.integers(1, 330), fails=st.booleans())
     def grow(self, seq: int, n: int, fails: bool) -> None:
         if seq not in self.model:
             return
@@ -262,7 +319,7 @@ class Pages(RuleBasedStateMachine):
             self.kv.grow(seq, n)
         except ContextOverflowError:
             wanted = -(-(past + n) // PAGE) - -(-past // PAGE)
-            assert past + n > 256 or wanted > self.kv.free_pages
+            assert past + n > 640 or wanted > self.kv.free_pages
             return
         if fails:
             self.kv.trim(seq)
@@ -282,7 +339,7 @@ class Pages(RuleBasedStateMachine):
         try:
             seq = self.kv.fork(src, n)
         except SettingError:
-            assert len(self.model) == 5
+            assert len(self.model) == 5 or self.passed(src, 1)
             return -1
         except ContextOverflowError:
             assert n % PAGE
@@ -297,8 +354,27 @@ class Pages(RuleBasedStateMachine):
             return
         n = int(share * len(self.model[seq]))
         reached = self.kv.rewind(seq, n)
-        assert reached in (n, n // PAGE * PAGE)
+        assert reached in (n, n // PAGE * PAGE, 0)
+        if reached == 0 < n // PAGE:
+            assert self.passed(seq, 1) > 0  # a window's pages are gone
         del self.model[seq][reached:]
+
+    @rule(seq=sequences, first=st.integers(0, 3), count=st.integers(1, 4))
+    def hold(self, seq: int, first: int, count: int) -> None:
+        if seq in self.model:
+            self.held += self.kv.hold(seq, first, count)
+
+    @rule()
+    def let_go(self) -> None:
+        self.kv.drop(self.held)
+        self.held = []
+
+    def passed(self, seq: int, group: int) -> int:
+        """Leading pages that the group has given back."""
+        row = self.kv.table[seq, group, : -(-len(self.model[seq]) // PAGE)]
+        gone = int((row < 0).sum())
+        assert (row[:gone] < 0).all()
+        return gone
 
     @rule(seq=consumes(sequences))
     def close(self, seq: int) -> None:
@@ -309,7 +385,7 @@ class Pages(RuleBasedStateMachine):
     @invariant()
     def pages_are_counted(self) -> None:
         for g, pool in enumerate(self.kv.pools):
-            held = [p for seq in self.model for p in pages(self.kv, seq, g)]
+            held = [p for seq in self.model for p in pages(self.kv, seq, g) if p >= 0] + [p[g] for p in self.held]
             assert len(pool.free) == len(set(pool.free))
             assert set(pool.free) | set(held) == set(range(pool.n_pages))
             assert not set(pool.free) & set(held)
@@ -320,9 +396,12 @@ class Pages(RuleBasedStateMachine):
         for seq, values in self.model.items():
             assert self.kv.n_past(seq) == len(values)
             for g, group in enumerate(GROUPS):
+                gone = self.passed(seq, g)
+                assert not gone or gone * PAGE <= len(values) - group.window
                 for layer in range(group.n_layer):
-                    got = [content(self.kv, g, layer, p) for p in pages(self.kv, seq, g)]
-                    assert [int(x) for p in got for x in p[:PAGE]][: len(values)] == values
+                    got = [content(self.kv, g, layer, p) for p in pages(self.kv, seq, g)[gone:]]
+                    stored = [int(x) for page in got for x in page[:PAGE]]
+                    assert stored[: len(values) - gone * PAGE] == values[gone * PAGE :]
 
 
 Pages.TestCase.settings = hypothesis_settings(max_examples=60, stateful_step_count=25, deadline=None)

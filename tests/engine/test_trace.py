@@ -82,6 +82,17 @@ def test_rows_that_want_logits_are_the_ones_computed(tmp_path: Path) -> None:
     close(differences)
 
 
+@pytest.mark.parametrize("kv_type", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_steps_with_other_kv_types_agree(tmp_path: Path, arch: str, kv_type: str) -> None:
+    path = build_tiny(tmp_path / "m.gguf", arch, {"default": "Q8_0"}, n_head=4, n_head_kv=2, head_dim=64)
+    with open_engine(path, n_threads=2, kv_type=kv_type, n_ctx=300) as engine, traced(engine) as differences:
+        seq = engine.kv.open()
+        for n in (*COUNTS, 64, 64, 64, 33, 1):
+            forward(engine, seq, ids_of(n, seed=n))
+    close(differences)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
 @pytest.mark.parametrize("isa", ["avx2", "portable"])

@@ -1,6 +1,6 @@
 """A native forward, one step at a time, beside the NumPy twins: every step is fed the native inputs.
 
-`traced(engine)` puts a tracing team in the engine's place of threads; each forward then raises the first step that is off.
+Within `traced(engine)` each forward fails at the first step that is off.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from edgeinfer.plan.program import KV, File, Matrix, Norm, Operand, Rope, Step, 
 from edgeinfer.plan.twin import expected, found
 from edgeinfer.plan.twin_memory import Array, Call, Outputs, Quantized
 from edgeinfer.runtime.layout import STATE_N, STATE_N_OUT, STEP_BYTES
-from edgeinfer.runtime.pool import Team
 
 __all__ = ["Differences", "NativeMemory", "at", "read_tiles", "traced"]
 
@@ -50,6 +49,39 @@ def read_tiles(address: int, rows: int, tile_bytes: int, cols: int) -> tuple[Arr
         h.append(at(start, np.int32, 2 * nb, slots).T)
     all_rows = [np.concatenate(x)[:rows] for x in (q, d, s, h)]
     return all_rows[0], all_rows[1], all_rows[2], all_rows[3]
+
+
+def read_head(kind: str, raw: Array, head_dim: int, keys: bool) -> Array:
+    """The keys or values (64, head_dim) of one head in a page."""
+    if kind == "f16":
+        halves = raw.view(np.float16).astype(np.float32)
+        if not keys:
+            return halves.reshape(PAGE, head_dim)
+        return halves.reshape(PAGE // 16, head_dim, 16).transpose(0, 2, 1).reshape(PAGE, head_dim)
+    blocks, width = head_dim // 32, head_dim if kind == "q8_0" else head_dim // 2
+    body, scales = raw[: PAGE * width], raw[PAGE * width :].view(np.float16).astype(np.float32)
+    if keys:  # 16 positions side by side
+        body = body.reshape(PAGE // 16, width, 16).transpose(0, 2, 1).reshape(PAGE, width)
+        scales = scales.reshape(PAGE // 16, blocks, 16).transpose(0, 2, 1)
+    scales = scales.reshape(PAGE, blocks, 1)
+    if kind == "q8_0":
+        q = np.ascontiguousarray(body).view(np.int8).reshape(PAGE, blocks, 32)
+    else:
+        body = body.reshape(PAGE, blocks, 16)
+        q = np.concatenate([body & 15, body >> 4], axis=2).astype(np.int8) - np.int8(8)
+    dequantized: Array = (q * scales).reshape(PAGE, head_dim)
+    return dequantized
+
+
+def storage_error(variant: str, want: Array) -> Array:
+    """How far a stored key or value (..., head_dim) may lie from what it should be."""
+    if variant:
+        largest = np.abs(want.reshape(*want.shape[:-1], -1, 32)).max(axis=-1, keepdims=True)
+        # q8_0: half a step of largest / 127; q4_0: a whole step of largest / 8, where the range has no +8.
+        step = largest * (0.51 / 127 if variant == "q8_0" else 1.01 / 8)
+        return np.broadcast_to(step, (*step.shape[:-1], 32)).reshape(want.shape)
+    rounded: Array = np.maximum(np.abs(want) * 2.0**-11, 2.0**-25)
+    return rounded
 
 
 class NativeMemory:
@@ -107,14 +139,17 @@ class NativeMemory:
 
     def cache(self, kv: Operand, slot: int, n: int, n_kv: int, head_dim: int) -> tuple[Array, Array]:
         assert isinstance(kv, KV)
-        base, page_bytes = self.address(kv), self.engine.kv.page_bytes
-        pages = self.engine.kv.table[slot, kv.group, : -(-n // PAGE)]
-        half = n_kv * PAGE * head_dim * 2
-        keys = [at(base + int(p) * page_bytes, np.float16, n_kv, PAGE // 16, head_dim, 16) for p in pages]
-        values = [at(base + int(p) * page_bytes + half, np.float16, n_kv, PAGE, head_dim) for p in pages]
-        k = np.concatenate([x.transpose(1, 3, 0, 2).reshape(PAGE, n_kv, head_dim) for x in keys])[:n]
-        v = np.concatenate([x.transpose(1, 0, 2) for x in values])[:n]
-        return k.astype(np.float32), v.astype(np.float32)
+        base, page_bytes, kind = self.address(kv), self.engine.kv.page_bytes, self.engine.kv_type
+        keys, values = [], []
+        for page in self.engine.kv.table[slot, kv.group, : -(-n // PAGE)]:
+            heads = np.zeros((2 * n_kv, PAGE, head_dim), np.float32)  # a page that a window has passed
+            if page >= 0:
+                raw = at(base + int(page) * page_bytes, np.uint8, 2 * n_kv, page_bytes // (2 * n_kv))
+                for i, head in enumerate(raw):
+                    heads[i] = read_head(kind, head, head_dim, keys=i < n_kv)
+            keys.append(heads[:n_kv].transpose(1, 0, 2))
+            values.append(heads[n_kv:].transpose(1, 0, 2))
+        return np.concatenate(keys)[:n], np.concatenate(values)[:n]
 
     def partials(self, place: Operand, n_kv: int, blocks: int, group: int, head_dim: int) -> Array:
         return at(self.address(place), np.float32, n_kv, blocks, group, 16 + head_dim)
@@ -142,8 +177,8 @@ class Differences:
                 assert off.max(initial=0) <= 1, label
                 self.values += off.size
                 self.off_by_one += int(off.sum())
-            elif name in ("k", "v"):  # stored as f16
-                error = np.abs(have - want) - np.maximum(np.abs(want) * 2.0**-11, 2.0**-25)
+            elif name in ("k", "v"):
+                error = np.abs(have - want) - storage_error(step.variant, want)
                 assert error.max(initial=0) <= 1e-6 * np.abs(want).max(initial=0), label
             else:
                 scale = np.abs(want).max(axis=-1, keepdims=True) if want.ndim > 1 else np.abs(want)
@@ -154,18 +189,14 @@ class Differences:
 
 
 class _Tracer:
-    """Stands in for the engine's team: runs a program's steps one by one and compares each with its twin."""
+    """Stands in for a lane's team: runs a program's steps one by one and compares each with its twin."""
 
-    def __init__(self, engine: NativeEngine, team: Team, differences: Differences):
-        self._engine, self._team, self._differences = engine, team, differences
+    def __init__(self, engine: NativeEngine, lane: Lane, differences: Differences):
+        self._engine, self._lane, self._team, self._differences = engine, lane, lane.team, differences
 
-    def run(self, program: int, n_steps: int, state: int) -> None:
-        lane, phase = next(
-            (lane, phase)
-            for lane in self._engine._lanes.values()
-            for phase, words in lane.linked.items()
-            if int(words.ctypes.data) == program
-        )
+    def run(self, program: int, n_steps: int, state: int, n_threads: int) -> None:
+        lane = self._lane
+        phase = next(name for name, words in lane.linked.items() if int(words.ctypes.data) == program)
         n, n_out = int(lane.state[STATE_N]), int(lane.state[STATE_N_OUT])
         call = Call(lane.ids[:n].copy(), lane.positions[:n].copy(), lane.slots[:n].copy(), lane.out_rows[:n_out].copy())
         memory = NativeMemory(self._engine, lane)
@@ -173,20 +204,19 @@ class _Tracer:
         assert len(steps) == n_steps
         for i, step in enumerate(steps):
             wanted = expected(step, call, memory)
-            self._team.run(program + i * STEP_BYTES, 1, state)
+            self._team.run(program + i * STEP_BYTES, 1, state, n_threads)
             self._differences.compare(step, wanted, found(step, call, memory))
-
-    def release(self) -> None:
-        self._team.release()
 
 
 @contextmanager
 def traced(engine: NativeEngine) -> Iterator[Differences]:
     """Within, every forward of the engine is compared step by step."""
     differences = Differences()
-    team = engine._team
-    engine._team = _Tracer(engine, team, differences)  # type: ignore[assignment]
+    teams = {name: lane.team for name, lane in engine._lanes.items()}
+    for lane in engine._lanes.values():
+        lane.team = _Tracer(engine, lane, differences)  # type: ignore[assignment]
     try:
         yield differences
     finally:
-        engine._team = team
+        for name, lane in engine._lanes.items():
+            lane.team = teams[name]

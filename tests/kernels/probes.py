@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from pathlib import Path
+from typing import Any
 
 from edgeinfer.runtime.isa import ISAS, machine_arch
 from edgeinfer.runtime.library import object_path
@@ -28,7 +29,7 @@ def main(folder: Path, isa_name: str) -> int:
     from edgeinfer.runtime import memory, simd
     from edgeinfer.runtime.memory import field, store_float
 
-    def over_floats(operation):  # type: ignore[no-untyped-def]
+    def over_floats(operation: Any) -> Any:
         load, store = simd.load_f32, simd.store_f32
 
         def probe(step, _state, _ith, _nth):  # type: ignore[no-untyped-def]
@@ -37,7 +38,7 @@ def main(folder: Path, isa_name: str) -> int:
 
         return probe
 
-    def over_scalars(operation):  # type: ignore[no-untyped-def]
+    def over_scalars(operation: Any) -> Any:
         load = simd.load_f32
 
         def probe(step, _state, _ith, _nth):  # type: ignore[no-untyped-def]

@@ -113,9 +113,9 @@ def test_no_token_is_special(isa: str, name: str) -> None:
 
 def act(mode: str, x: NDArray[np.float64]) -> NDArray[np.float64]:
     """The activation function in float64."""
-    if "silu" in mode:
-        return x / (1 + np.exp(np.minimum(-x, 700)))
-    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    silu: NDArray[np.float64] = x / (1 + np.exp(np.minimum(-x, 700)))
+    gelu: NDArray[np.float64] = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    return silu if "silu" in mode else gelu
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -159,7 +159,7 @@ def test_extreme_values_do_not_overflow(isa: str, name: str) -> None:
     fmt = by_name(name)
     problem = Problem(kernels_of(isa), fmt, 768, rows=32, n=9)
     if fmt.block_size > 1:
-        raw = np.full((32, 768 // fmt.block_size, fmt.block_bytes), 0xFF, np.uint8)
+        raw: NDArray[np.uint8] = np.full((32, 768 // fmt.block_size, fmt.block_bytes), 0xFF, np.uint8)
         raw[16:] = 0x7F if fmt.name == "Q8_0" else 0
         for at in {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}.get(fmt.name, (0,)):
             raw[:, :, at : at + 2] = np.array([0.5], np.float16).view(np.uint8)

@@ -1,0 +1,316 @@
+"""TEXT -> TEXT: a loaded model that any number of threads and tasks may ask. Knows no file and no name.
+
+Every call becomes a stream of the scheduler; what is returned is its reader's end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .engine.types import Engine
+from .errors import ContextOverflowError, EngineError, MemoryLimitError, SettingError, TemplateError
+from .generate.params import SamplingParams, merged
+from .model.messages import check_messages
+from .profile.threads import ThreadChoice
+from .schedule.admission import level_of
+from .schedule.generation import AsyncGeneration, Generation
+from .schedule.options import ScheduleSettings
+from .schedule.overflow import Fitted, check_policy, fit, fit_ids, head
+from .schedule.prefix_cache import PrefixCache
+from .schedule.prompt import check_ids, check_prompt
+from .schedule.run import Run
+from .schedule.scheduler import Scheduler
+from .schedule.stream import Scoring, Stream
+from .schedule.summary import Summary
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .generate.params import SamplingArgs
+    from .model.config import ModelConfig
+    from .model.template import ChatTemplate
+    from .model.tokenizer import Tokenizer
+
+__all__ = ["LLM"]
+
+_A = TypeVar("_A", Generation, AsyncGeneration)
+
+
+class LLM:
+    """A loaded model: text or messages in, a stream of chunks out.
+
+    Any number of threads and tasks may ask at once: each call is a stream of its own, they are answered together, and
+    each answer is the same as if it were made alone. What a prompt shares with an earlier one is not evaluated again
+    (`reset` forgets them). Close it, or use it in a with-statement, to give memory and threads back.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        *,
+        threads: ThreadChoice | None = None,
+        schedule: ScheduleSettings | None = None,
+        prefix: PrefixCache | None = None,
+        overflow: str = "error",
+        seed: int | None = None,
+        load_s: float | None = None,
+        compile_s: float | None = None,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        check_policy(overflow)
+        self.tokenizer = tokenizer
+        self.template = template  # the file's chat template, None when it has none
+        self.threads = threads
+        self.overflow = overflow
+        self.load_s = load_s  # seconds that loading took, without compiling
+        self.compile_s = compile_s  # seconds that compiling or loading kernels took
+        self._engine = engine
+        self._prefix = prefix
+        self.scheduler = Scheduler(engine, schedule, prefix=prefix)
+        self._answers: weakref.WeakSet[Generation | AsyncGeneration] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._seeds = np.random.default_rng(seed)
+        self._summary = Summary(self._ask_briefly, engine.n_ctx)
+        self._heads: set[int] = set()  # hashes of the system texts that the prefix cache was told of
+        self._on_close = engine.close if on_close is None else on_close
+        self._closed = False
+        weakref.finalize(self, self.scheduler.abandon).atexit = False
+
+    @property
+    def config(self) -> ModelConfig:
+        """What the file says about the model."""
+        return self._engine.config
+
+    @property
+    def n_ctx(self) -> int:
+        """The context in tokens: prompt and answer together."""
+        return self._engine.n_ctx
+
+    @property
+    def prefix_cache(self) -> PrefixCache | None:
+        """The cache of prompts' beginnings; None for an engine whose KV cache has no pages to share."""
+        return self._prefix
+
+    def generate(
+        self,
+        prompt: str | Sequence[int] | NDArray[np.integer[Any]],
+        *,
+        params: SamplingParams | None = None,
+        priority: str = "interactive",
+        overflow: str | None = None,
+        **sampling: Unpack[SamplingArgs],
+    ) -> Generation:
+        """Continue a prompt; iterate over the result for its chunks.
+
+        A string is encoded as the file asks (begin token, control tokens are read as such); a list of token ids is
+        taken as it is. `sampling` are fields of SamplingParams (max_tokens, temperature, top_k, top_p, min_p, stop,
+        seed, ...); the default temperature is 0.8 and without max_tokens the answer runs to its end or the context's.
+        priority is "voice", "interactive" or "background"; overflow "error" or "shift" (default: as loaded).
+
+        Raises SettingError, ContextOverflowError and BusyError at once; NumericError and EngineError while chunks are
+        read.
+        """
+        return self._complete(Generation, prompt, params, sampling, priority, overflow)
+
+    def agenerate(
+        self,
+        prompt: str | Sequence[int] | NDArray[np.integer[Any]],
+        *,
+        params: SamplingParams | None = None,
+        priority: str = "interactive",
+        overflow: str | None = None,
+        **sampling: Unpack[SamplingArgs],
+    ) -> AsyncGeneration:
+        """`generate` for `async for`."""
+        return self._complete(AsyncGeneration, prompt, params, sampling, priority, overflow)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        params: SamplingParams | None = None,
+        priority: str = "interactive",
+        overflow: str | None = None,
+        **sampling: Unpack[SamplingArgs],
+    ) -> Generation:
+        """Answer a conversation: [{"role": "user", "content": "..."}, ...]; iterate over the result for its chunks.
+
+        The file's chat template makes the prompt; text in a message that looks like a control token stays text.
+        `sampling` and priority as for `generate`; overflow may also be "drop-oldest-turns" or "summarise". Raises what
+        `generate` raises, and TemplateError when the file has no usable template.
+        """
+        return self._answer(Generation, messages, params, sampling, priority, overflow)
+
+    def achat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        params: SamplingParams | None = None,
+        priority: str = "interactive",
+        overflow: str | None = None,
+        **sampling: Unpack[SamplingArgs],
+    ) -> AsyncGeneration:
+        """`chat` for `async for`. With overflow "summarise" the call itself waits while a summary is written."""
+        return self._answer(AsyncGeneration, messages, params, sampling, priority, overflow)
+
+    def _complete(
+        self,
+        kind: type[_A],
+        prompt: Any,
+        params: SamplingParams | None,
+        sampling: Any,
+        priority: str,
+        policy: str | None,
+    ) -> _A:
+        accepted = time.perf_counter()
+        self._check_open()
+        chosen = merged(params, sampling)
+        if isinstance(prompt, str):
+            prompt = self.tokenizer.encode(prompt)
+        elif isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, (Sequence, np.ndarray)):
+            raise SettingError(f"prompt is {type(prompt).__name__}; wanted a string or a list of token ids")
+        if policy is None:
+            policy = self.overflow if self.overflow == "shift" else "error"  # a plain prompt has no turns
+        if policy == "error":
+            return self._start(kind, prompt, chosen, priority, accepted, None)
+        check_prompt(prompt, self._engine.n_vocab, len(prompt) + 1)
+        n_head = int(len(prompt) > 0 and int(prompt[0]) == getattr(self.tokenizer, "bos_id", None))
+        fitted = fit_ids(prompt, self.n_ctx, policy=policy, max_tokens=chosen.max_tokens, n_head=n_head)
+        return self._start(kind, fitted.ids, chosen, priority, accepted, fitted)
+
+    def _answer(
+        self,
+        kind: type[_A],
+        messages: Any,
+        params: SamplingParams | None,
+        sampling: Any,
+        priority: str,
+        policy: str | None,
+    ) -> _A:
+        accepted = time.perf_counter()
+        self._check_open()
+        chosen = merged(params, sampling)
+        checked = check_messages(messages)
+        if self.template is None:
+            raise TemplateError(
+                "this model file has no chat template: it is not made for chat; use plain completion instead "
+                "(llm.generate(prompt), or `edgeinfer run` without --chat)"
+            )
+        encode, policy = self.template.encode, policy or self.overflow
+        fitted = fit(checked, encode, self.n_ctx, policy=policy, max_tokens=chosen.max_tokens, summarise=self._summary)
+        answer = self._start(kind, fitted.ids, chosen, priority, accepted, fitted)
+        self._pin_head(checked, encode, fitted.ids)
+        return answer
+
+    def _ask_briefly(self, messages: list[dict[str, Any]], n_tokens: int) -> str:
+        return self.chat(messages, temperature=0, max_tokens=n_tokens, overflow="error").text()
+
+    def _pin_head(self, messages: list[dict[str, Any]], encode: Any, ids: list[int]) -> None:
+        """Tell the prefix cache that a conversation's system text will come again, once each."""
+        if self._prefix is None or messages[0]["role"] not in ("system", "developer"):
+            return
+        key = hash(messages[0]["content"])
+        if key not in self._heads:
+            if len(self._heads) > 1000:
+                self._heads.clear()
+            self._heads.add(key)
+            self._prefix.pin(ids[: head(messages, encode, ids)])
+
+    def _start(
+        self, kind: type[_A], prompt: Any, params: SamplingParams, priority: str, accepted: float, fitted: Fitted | None
+    ) -> _A:
+        level = level_of(priority)
+        with self._lock:
+            self._check_open()
+            if params.seed is None:
+                params = dataclasses.replace(params, seed=int(self._seeds.integers(1 << 32)))
+        engine = self._engine
+        stream = Stream(
+            prompt, params, Run(accepted), self.tokenizer, n_vocab=engine.n_vocab, n_ctx=engine.n_ctx, level=level,
+            fitted=fitted,
+        )  # fmt: skip
+        self.scheduler.submit(stream)
+        answer = kind(
+            stream, self.scheduler, seed=params.seed, load_s=self.load_s, compile_s=self.compile_s, owner=self
+        )
+        with self._lock:
+            self._answers.add(answer)
+        return answer
+
+    def logits(self, ids: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.float32]:
+        """The logits after each of the token ids, (len(ids), n_vocab) float32, from an empty context.
+
+        Raises SettingError for an id outside the vocabulary, ContextOverflowError above n_ctx, MemoryLimitError.
+        """
+        self._check_open()
+        n_vocab, n = self._engine.n_vocab, len(ids)
+        if n:
+            check_ids(ids, n_vocab)
+        if n > self.n_ctx:
+            raise ContextOverflowError(
+                f"{n} token ids were given and the context holds {self.n_ctx}; give fewer or load with a larger n_ctx"
+            )
+        try:
+            rows = np.empty((n, n_vocab), np.float32)
+        except MemoryError:
+            raise MemoryLimitError(
+                f"the logits of {n} tokens are {n * n_vocab * 4} bytes, more than there is; give fewer ids"
+            ) from None
+        if n:
+            stream = Scoring(ids, rows, Run(time.perf_counter()))
+            self.scheduler.submit(stream)
+            with Generation(stream, self.scheduler, owner=self) as work:
+                for _ in work:
+                    pass
+            if work.finish_reason != "stop":
+                raise EngineError("the model was closed while it computed logits")
+        return rows
+
+    def stats(self) -> dict[str, Any]:
+        """Figures of the streams, the forwards, how the cores are shared and why, and the prefix cache."""
+        return self.scheduler.stats()
+
+    def reset(self) -> None:
+        """Forget earlier prompts and answers, so that the next prompt is evaluated from its first token."""
+        self._check_open()
+        self.scheduler.reset()
+
+    def close(self) -> None:
+        """End the answers that are being made and give memory and threads back. Closing twice is fine."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            answers = list(self._answers)
+        for answer in answers:
+            answer.cancel()
+        self.scheduler.close()
+        for answer in answers:
+            answer.drop()
+        if not self.scheduler.forked:
+            if self._prefix is not None:
+                self._prefix.close()
+            self._on_close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineError("this model was closed; load it again to use it")

@@ -1,0 +1,300 @@
+"""The scheduler's mind, without threads: which tokens the next forward of a lane holds, and on how many threads.
+
+    prefill lane    chunks of prompts, first come first served by their place
+    decode lane     a token of every stream that is answering; with `ride`, a chunk of a prompt besides
+
+A chunk is as large as its time allows. While somebody reads an answer, the time is the target gap between two tokens of
+it; while nobody does, it is how long a cancel may have to wait. Every method is called with the scheduler's lock held.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from .admission import Ledger, Line
+from .cost import GRAIN, CostModel, looks_of
+from .options import ScheduleSettings
+from .sharing import Sharing, Way
+from .stream import Stream
+from .work import Piece, Work
+
+__all__ = ["Planner"]
+
+
+class Planner:
+    """Streams by what they wait for, and the rules of who is next."""
+
+    def __init__(
+        self,
+        options: ScheduleSettings,
+        *,
+        n_threads: int,
+        n_batch: int,
+        n_out: int,
+        ledger: Ledger,
+        can_split: bool = False,
+    ) -> None:
+        self.options, self.ledger = options, ledger
+        self.n_threads, self.n_batch, self.n_out = n_threads, n_batch, n_out
+        self.max_streams = min(options.max_streams, n_out, n_batch)
+        self.line = Line(options.max_queue, options.aging_s)
+        self.reading: list[Stream] = []  # by place
+        self.writing: list[Stream] = []
+        self.admitting: Stream | None = None  # its session is being opened
+        self.sharing = Sharing(options.sharing, n_threads, can_split)
+        self.running: dict[str, int] = {}  # lane -> threads
+        self.waits: set[str] = set()  # lanes that wait for the other one's cores
+        self.n_preempted = 0
+        self.max_reading = self.max_writing = 0
+        self._costs: dict[tuple[int, bool], CostModel] = {}  # by threads, and whether the other lane runs too
+        self._overhead_s = 0.0  # of a step beside its forward: sampling, text, queues
+        self._last_step: float | None = None  # clock reading when the last step of the answers ended
+        self._gap: float | None = None  # usual gap that was measured, answers alone
+
+    # ---- coming in --------------------------------------------------------------------------------------------------
+
+    @property
+    def n_active(self) -> int:
+        """Streams that are in."""
+        return len(self.reading) + len(self.writing) + (self.admitting is not None)
+
+    def next_in(self) -> Stream | None:
+        """The stream that comes in now, its pages reserved; None when there is none, or no room for it.
+
+        Where there is no room, a stream of lower priority is asked to give its own up.
+        """
+        stream = self.line.head
+        if stream is None or self.admitting is not None:
+            return None
+        if self.n_active < self.max_streams and self.ledger.admit(stream):
+            self.line.leave(stream)
+            self.admitting = stream
+            return stream
+        lower = [s for s in self._active() if s.level > stream.level and s.place > stream.place]
+        if lower and not any(s.evicted for s in self._active()):
+            max(lower, key=lambda s: s.place).evicted = True
+        return None
+
+    def come_in(self, stream: Stream) -> None:
+        """The stream has its session: it reads, or goes on writing."""
+        if self.admitting is stream:
+            self.admitting = None
+        self._sort(stream)
+        self.max_reading = max(self.max_reading, len(self.reading))
+
+    def _sort(self, stream: Stream) -> None:
+        if stream.writes:
+            self.writing.append(stream)
+            self.max_writing = max(self.max_writing, len(self.writing))
+        else:
+            self.reading.append(stream)
+            self.reading.sort(key=lambda s: s.place)
+
+    def _active(self) -> Iterable[Stream]:
+        yield from self.reading
+        yield from self.writing
+
+    def leave(self, stream: Stream) -> None:
+        """Forget a stream that is over, wherever it is."""
+        for streams in (self.reading, self.writing):
+            if stream in streams:
+                streams.remove(stream)
+        if stream in self.line:
+            self.line.leave(stream)
+        if self.admitting is stream:
+            self.admitting = None
+        self.ledger.free(stream)
+
+    def preempt(self, stream: Stream) -> None:
+        """Send a stream back in line; what it has made stays its own. Its session is for the caller to keep."""
+        stream.run.n_preempted += 1
+        self.n_preempted += 1
+        self.start_over(stream)
+
+    def start_over(self, stream: Stream) -> None:
+        """Let a stream come in again, at its old place in line, with another session."""
+        self.leave(stream)
+        stream.evicted = stream.moved = False
+        self.line.back(stream)
+
+    def leaving(self) -> list[Stream]:
+        """Streams at rest that are to end: cancelled, or met by an error."""
+        active = [s for s in self._active() if (s.cancelled or s.doom) and not s.in_flight]
+        return active + [s for s in self.line if s.cancelled or s.doom]
+
+    def evicted(self) -> list[Stream]:
+        """Streams at rest that are to make room: asked to, or without a page for their next token."""
+        chosen = [s for s in self._active() if s.evicted and not s.in_flight]
+        for stream in self.writing:
+            if stream.in_flight or stream in chosen or self.ledger.grow(stream):
+                continue
+            at_rest = [s for s in self._active() if not s.in_flight and s not in chosen]
+            chosen.append(max(at_rest, key=lambda s: s.place))
+            break  # what it gives back may be enough
+        return chosen
+
+    # ---- forwards ---------------------------------------------------------------------------------------------------
+
+    @property
+    def way(self) -> Way:
+        """How the cores are shared while both phases have work."""
+        return self.sharing.way
+
+    def plan(self, lane: str) -> Work | None:
+        """The lane's next forward; None when it has no work, or must wait for cores."""
+        self.waits.discard(lane)
+        work = self._plan_prefill() if lane == "prefill" else self._plan_decode()
+        if work is not None:
+            for piece in work.pieces:
+                piece.stream.in_flight = True
+            self.running[lane] = work.n_threads
+        return work
+
+    def _plan_prefill(self) -> Work | None:
+        ready = [s for s in self.reading if not s.in_flight]
+        if not ready:
+            return None
+        other, way = self.running.get("decode", 0), self.way
+        if not self.writing or way.name == "whole":
+            if other:
+                self.waits.add("prefill")
+                return None
+            both = bool(self.writing)
+            work = Work("prefill", self.n_threads, [], way if both else None)
+            if way.name == "whole":
+                self._add_chunk(work, ready, math.inf)
+            else:
+                self._add_chunk(work, ready, self.options.max_wait_s)
+            return work
+        if way.name == "ride":
+            return None  # the decode lane takes them along
+        if other + way.n_prefill > self.n_threads:
+            self.waits.add("prefill")
+            return None
+        work = Work("prefill", way.n_prefill, [], way)
+        self._add_chunk(work, ready, 2 * self.options.max_wait_s)  # nobody waits for this lane's threads
+        return work
+
+    def _plan_decode(self) -> Work | None:
+        if not self.writing:
+            return None
+        other, way = self.running.get("prefill", 0), self.way
+        both = bool(self.reading)
+        if way.name == "whole" and both:
+            other = self.n_threads  # as if the prompts had them all
+        elif 0 < other < self.n_threads and way.n_prefill != other:
+            way = Way("split", other, self.n_threads - other)  # a chunk of the way before runs still: no need to wait
+        n_threads = way.n_decode if way.name == "split" and (both or other) else self.n_threads
+        if other + n_threads > self.n_threads:
+            self.waits.add("decode")
+            return None
+        pieces = [Piece(s, 1, 1) for s in self.writing]
+        looks = sum(s.n_held for s in self.writing)
+        work = Work("decode", n_threads, pieces, way if both else None, len(pieces), len(pieces), looks)
+        if both and way.name == "ride":
+            ready = [s for s in self.reading if not s.in_flight]
+            self._add_chunk(work, ready, self.target_gap_s() - self._overhead_s)
+        return work
+
+    def _add_chunk(self, work: Work, streams: list[Stream], budget_s: float) -> None:
+        """Add prompts to a forward, in order, as far as it stays within budget_s."""
+        most = self.n_batch - work.rows
+        if budget_s == math.inf:
+            room = most
+        else:
+            cost = self._cost(work.n_threads, self._shared(work))
+            room = cost.fit(budget_s, streams[0].n_held, most, rows=work.rows, looks=work.looks)
+        n_out = self.n_out - work.n_steps
+        for stream in streams:
+            n = min(stream.n_todo, room)
+            if stream.wants_all_rows:
+                n = min(n, n_out)
+            elif 0 < stream.n_todo - n < GRAIN and n >= 2 * GRAIN:
+                n -= GRAIN  # rather than leave a few rows that cost as much as a tile
+            last = n == stream.n_todo
+            n_rows = n if stream.wants_all_rows else int(last)
+            if n < 1 or n_rows > n_out:
+                break
+            work.pieces.append(Piece(stream, n, n_rows))
+            work.rows += n
+            work.looks += looks_of(stream.n_held, n)
+            n_out -= n_rows
+            room -= n
+            if not last or room < 1:
+                break
+
+    def _shared(self, work: Work) -> bool:
+        """Whether the other lane may run while this forward does."""
+        return work.way is not None and work.way.name == "split"
+
+    def _cost(self, n_threads: int, shared: bool) -> CostModel:
+        return self._costs.setdefault((n_threads, shared), CostModel())
+
+    # ---- what forwards taught ---------------------------------------------------------------------------------------
+
+    def usual_gap_s(self) -> float:
+        """The gap between two tokens of the streams that are answering, if nothing else ran."""
+        rows, looks = len(self.writing), sum(s.n_held for s in self.writing)
+        alone = self._cost(self.n_threads, False).seconds(max(1, rows), looks)
+        return alone + self._overhead_s
+
+    def target_gap_s(self) -> float:
+        """The gap that chunks are cut for."""
+        if self.options.target_gap_s is not None:
+            return self.options.target_gap_s
+        return max(0.016, 3.2 * self.usual_gap_s())
+
+    def done(self, work: Work, started: float, seconds: float, now: float) -> None:
+        """A forward has ended and its rows were used: learn from it, and sort its streams to where they go on."""
+        self.release(work)
+        if seconds > 0:
+            self._cost(work.n_threads, self._shared(work)).note(work.rows, work.looks, seconds)
+        gap = None
+        if work.n_steps:
+            self._overhead_s += 0.2 * (min(now - started - seconds, 0.1) - self._overhead_s)
+            gap = None if self._last_step is None else now - self._last_step
+            self._last_step = now
+        for piece in work.pieces:
+            stream = piece.stream
+            if not stream.over and stream in self.reading and stream.writes:
+                self.reading.remove(stream)
+                self._sort(stream)
+        both = bool(self.reading and self.writing)
+        if not self.writing:
+            self._last_step = None
+        if not both or work.way is None:
+            self.sharing.interrupted()
+        elif self.sharing.note(work.way, now, work.rows - work.n_steps, work.n_steps, gap):
+            cost = self._cost(self.n_threads, False)
+            n = len(self.writing)
+            looks = sum(s.n_held for s in self.writing)
+            row_s = cost.seconds(64, looks_of(looks // n, 64)) / 64
+            self.sharing.choose(row_s, cost.seconds(n, looks) / n, self.target_gap_s())
+
+    def release(self, work: Work) -> None:
+        """A forward has ended, well or not: its cores and streams are free."""
+        self.running.pop(work.lane, None)
+        for piece in work.pieces:
+            piece.stream.in_flight = False
+
+    def stats(self) -> dict[str, Any]:
+        """Counts now and so far, what was learnt, and how the cores are shared."""
+        costs = {f"{n} threads{' of two lanes' * shared}": c.figures() for (n, shared), c in self._costs.items()}
+        return {
+            "waiting": len(self.line),
+            "reading": len(self.reading),
+            "writing": len(self.writing),
+            "most_writing": self.max_writing,
+            "max_streams": self.max_streams,
+            "refused": self.line.n_refused,
+            "preempted": self.n_preempted,
+            "pages_reserved": self.ledger.reserved,
+            "pages": self.ledger.n_pages,
+            "overhead_ms": round(1e3 * self._overhead_s, 3),
+            "usual_gap_ms": round(1e3 * self.usual_gap_s(), 3),
+            "target_gap_ms": round(1e3 * self.target_gap_s(), 3),
+            "sharing": self.sharing.stats(),
+            "forward_ms": costs,
+        }
