@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .engine.types import Engine
-from .errors import ContextOverflowError, EngineError, MemoryLimitError, SettingError, TemplateError
+from .errors import EngineError, SettingError, TemplateError
 from .generate.params import SamplingParams, merged
 from .model.messages import check_messages
 from .profile.threads import ThreadChoice
@@ -26,10 +26,11 @@ from .schedule.generation import AsyncGeneration, Generation
 from .schedule.options import ScheduleSettings
 from .schedule.overflow import Fitted, check_policy, fit, fit_ids, head
 from .schedule.prefix_cache import PrefixCache
-from .schedule.prompt import check_ids, check_prompt
+from .schedule.prompt import check_prompt
 from .schedule.run import Run
 from .schedule.scheduler import Scheduler
-from .schedule.stream import Scoring, Stream
+from .schedule.score import score
+from .schedule.stream import Stream
 from .schedule.summary import Summary
 
 if TYPE_CHECKING:
@@ -254,28 +255,7 @@ class LLM:
         Raises SettingError for an id outside the vocabulary, ContextOverflowError above n_ctx, MemoryLimitError.
         """
         self._check_open()
-        n_vocab, n = self._engine.n_vocab, len(ids)
-        if n:
-            check_ids(ids, n_vocab)
-        if n > self.n_ctx:
-            raise ContextOverflowError(
-                f"{n} token ids were given and the context holds {self.n_ctx}; give fewer or load with a larger n_ctx"
-            )
-        try:
-            rows = np.empty((n, n_vocab), np.float32)
-        except MemoryError:
-            raise MemoryLimitError(
-                f"the logits of {n} tokens are {n * n_vocab * 4} bytes, more than there is; give fewer ids"
-            ) from None
-        if n:
-            stream = Scoring(ids, rows, Run(time.perf_counter()))
-            self.scheduler.submit(stream)
-            with Generation(stream, self.scheduler, owner=self) as work:
-                for _ in work:
-                    pass
-            if work.finish_reason != "stop":
-                raise EngineError("the model was closed while it computed logits")
-        return rows
+        return score(ids, self.scheduler, n_vocab=self._engine.n_vocab, n_ctx=self.n_ctx, owner=self)
 
     def stats(self) -> dict[str, Any]:
         """Figures of the streams, the forwards, how the cores are shared and why, and the prefix cache."""

@@ -7,8 +7,9 @@
     cancel   from cancel() to an engine at rest
     soak     scripts/soak.py
 
-The full run takes hours on two cores: 2 x 10 loads of 500 requests and an hour of soak; --quick is a smoke test of about
-a minute or two whose figures mean little. Exit code 1 when a bar is missed.
+The full run takes hours on two cores: 2 x 10 loads of 500 requests and an hour of soak; --quick is a smoke test of a
+minute or two whose figures mean little, and `--set requests=100 --set runs=2` changes any number of the scale. Exit code
+1 when a bar is missed.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +75,6 @@ class Row:
     bar: str
     seen: str
     ok: bool | None  # None: nothing that can be judged
-
-
-Report = Callable[[Row], None]
 
 
 class Reach:
@@ -257,6 +255,18 @@ def ms(seconds: float | None) -> str:
     return f"{seconds * 1e3:.{1 if seconds < 1 else 0}f}"
 
 
+def rescaled(scale: Scale, given: Sequence[str]) -> Scale:
+    """The scale with "requests=100", "lengths=32:512" and the like put in. Raises ValueError."""
+    known = {field.name: type(getattr(scale, field.name)) for field in fields(scale)}
+    changes: dict[str, Any] = {}
+    for text in given:
+        name, _, value = text.replace("-", "_").partition("=")
+        if name not in known:
+            raise ValueError(f"there is no {name!r} in the scale; wanted one of {', '.join(known)}")
+        changes[name] = tuple(map(int, value.split(":"))) if known[name] is tuple else known[name](value)
+    return replace(scale, **changes)
+
+
 def main() -> None:
     """Measure the chosen rows and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -267,21 +277,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-llamacpp", action="store_true")
     parser.add_argument("--json", metavar="FILE", help="write everything that was measured")
-    for name, kind in (
-        ("requests", int),
-        ("runs", int),
-        ("rival-runs", int),
-        ("cancels", int),
-        ("soak-minutes", float),
-    ):
-        parser.add_argument(f"--{name}", type=kind)
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="any number of the scale")
     args = parser.parse_args()
     chosen = [name.strip() for name in args.rows.split(",")]
     if unknown := [name for name in chosen if name not in ROWS]:
         parser.error(f"there is no row {unknown[0]!r}; wanted some of {', '.join(ROWS)}")
-    scale = QUICK if args.quick else Scale()
-    given = {name: getattr(args, name) for name in ("requests", "runs", "rival_runs", "cancels", "soak_minutes")}
-    scale = replace(scale, **{name: value for name, value in given.items() if value is not None})
+    try:
+        scale = rescaled(QUICK if args.quick else Scale(), args.set)
+    except ValueError as error:
+        parser.error(str(error))
     path = fetch(args.model) if args.model in SOURCES else Path(args.model)
     watch = ThrottleWatch()
     print(f"{path.name}, {args.threads} threads, seed {args.seed}, edgeinfer {edgeinfer.__version__}; {scale}\n")

@@ -86,6 +86,8 @@ def print_single(rows: Sequence[Measured]) -> None:
 def print_contest(contestants: Sequence[Contestant]) -> None:
     """The table of every target's figures, then how the first compares with the others."""
     measured = [contestant for contestant in contestants if contestant.runs]
+    if not measured:
+        click.echo("nothing was measured")
     for contestant in measured:
         runs = contestant.runs
         click.echo(f"{contestant.name}: {_requests(runs)}")

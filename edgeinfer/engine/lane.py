@@ -17,6 +17,7 @@ from ..plan.fields import FIELDS
 from ..plan.program import KV, File, Matrix, Norm, Operand, Packed, Program, Rope, Scratch, Thread
 from ..runtime.arena import Arena, aligned
 from ..runtime.layout import (
+    NEVER_STOP,
     RUN_WORDS,
     STATE_BARRIER,
     STATE_GROUP_STRIDE,
@@ -29,6 +30,8 @@ from ..runtime.layout import (
     STATE_RUNS,
     STATE_SLOT_STRIDE,
     STATE_SLOTS,
+    STATE_STOP,
+    STATE_STOP_AT,
     STATE_TABLES,
     STATE_THREAD,
     STATE_THREAD_STRIDE,
@@ -172,6 +175,16 @@ class Lane:
         s = self.state
         s[STATE_N], s[STATE_N_OUT], s[STATE_N_RUNS] = n, n_out, n_runs
         s[STATE_BARRIER] = self._barriers[n_threads].ctypes.data
+        s[STATE_STOP], s[STATE_STOP_AT] = 0, NEVER_STOP
+
+    def stop(self) -> None:
+        """Ask the call that runs to stop at its next barrier; a call that begins later does not hear of it."""
+        self.state[STATE_STOP] = 1
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the last call was stopped before its end."""
+        return int(self.state[STATE_STOP_AT]) != NEVER_STOP
 
     def close(self) -> None:
         """Give the barriers back; the lane must not be used again."""

@@ -21,7 +21,7 @@ from ..plan.packing import KV_TYPES, kv_page_bytes
 from ..plan.program import File, Norm, Operand, Program, Rope
 from ..runtime.arena import Arena, aligned
 from ..runtime.isa import choose
-from ..runtime.layout import RUN_WORDS, STATE_BARRIER, STATE_WORDS
+from ..runtime.layout import NEVER_STOP, RUN_WORDS, STATE_BARRIER, STATE_STOP_AT, STATE_WORDS
 from ..runtime.library import KernelLibrary
 from ..runtime.pool import KERNELS as POOL_KERNELS
 from ..runtime.pool import MAX_THREADS, ThreadPool
@@ -30,7 +30,7 @@ from .kv import PagedKV
 from .lane import Addresses, Lane
 from .logits import LOGITS_KERNELS, NativeLogits
 from .packer import PackedWeights, pack_kernels
-from .types import Batch
+from .types import Batch, ForwardStopped
 
 __all__ = ["N_OUT", "NativeEngine", "build_programs"]
 
@@ -143,6 +143,7 @@ class NativeEngine:
         barrier = self._pool.take_barrier(self.n_threads)
         state = aligned(STATE_WORDS)
         state[STATE_BARRIER] = barrier.ctypes.data
+        state[STATE_STOP_AT] = NEVER_STOP
         team = self._pool.team(self.n_threads)
         try:
             return PackedWeights(
@@ -204,7 +205,7 @@ class NativeEngine:
 
         The two lanes may run at once, on different sequences. n_threads limits this call (0: all that are not in use by
         the other lane, at least one). Raises SettingError (a batch that is malformed or too long), ContextOverflowError
-        (no room; the sequences are as before), EngineError (closed).
+        (no room; the sequences are as before), EngineError (closed), ForwardStopped (`stop`; the sequences are as before).
         """
         if lane not in LANES:
             raise SettingError(f"there is no lane {lane!r}; wanted one of {', '.join(LANES)}")
@@ -221,6 +222,12 @@ class NativeEngine:
             finally:
                 with self._running_lock:
                     self._running -= n
+
+    def stop(self, lane: str) -> None:
+        """Make the forward that runs in a lane end at once, with ForwardStopped; nothing happens when none runs."""
+        here = self._lanes.get(lane)
+        if here is not None:
+            here.stop()
 
     def _forward(self, batch: Batch, lane: str, n_threads: int) -> NativeLogits:
         here = self._lanes[lane]
@@ -243,8 +250,10 @@ class NativeEngine:
             here.runs[: len(runs) * RUN_WORDS] = np.array(runs, np.int64).reshape(-1)
             here.set_call(n, len(out), len(runs), n_threads)
             here.team.run(int(program.ctypes.data), len(self.programs[phase].steps), here.state_address, n_threads)
+            if here.stopped:
+                raise ForwardStopped
         except BaseException:
-            # No room, or Ctrl-C: the sequences are as before, and hold no page that nothing was counted in.
+            # No room, stopped, or Ctrl-C: the sequences are as before, and hold no page that nothing was counted in.
             for seq in grown:
                 self.kv.trim(seq)
             raise

@@ -17,7 +17,11 @@ from ..errors import SettingError
 if TYPE_CHECKING:
     from ..model.config import ModelConfig
 
-__all__ = ["Batch", "Engine", "KVCache", "Logits"]
+__all__ = ["Batch", "Engine", "ForwardStopped", "KVCache", "Logits"]
+
+
+class ForwardStopped(Exception):
+    """A forward was stopped in the middle; its sequences are as before."""
 
 
 @dataclass(frozen=True)

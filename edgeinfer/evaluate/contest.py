@@ -85,7 +85,8 @@ def warm_up(target: Target, requests: Sequence[Request], concurrency: int) -> fl
     longest = max(requests, key=lambda request: len(request.prompt)).prompt
     prompts = [longest, *(request.prompt[-_WARM_PROMPT:] for request in requests[: min(concurrency, 8)])]
     few = [Request(i, tuple(reversed(prompt)), _WARM_OUT) for i, prompt in enumerate(prompts)]
-    run_load(target, few, concurrency)
+    if run_load(target, few, concurrency).interrupted:
+        raise KeyboardInterrupt
     return time.perf_counter() - started
 
 

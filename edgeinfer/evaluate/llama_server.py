@@ -9,6 +9,7 @@ cannot outlive the process that started it. Needed for comparisons only; edgeinf
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -53,11 +54,12 @@ class LlamaServer:
         # A file for what it says: a pipe that nobody reads would stop it when it is full.
         self._errors = tempfile.TemporaryFile("w+b")  # noqa: SIM115 (closed in close)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, json.dumps(asdict(settings))],
+            [sys.executable, "-m", __name__, json.dumps({**asdict(settings), "path": os.path.abspath(settings.path)})],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             cwd=Path(__file__).resolve().parents[2],
+            start_new_session=True,  # Ctrl-C is for the load; the server ends when its input does
         )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()

@@ -228,10 +228,12 @@ def run_load(
     for thread in threads:
         thread.start()
     interrupted = False
-    while any(thread.is_alive() for thread in threads):
+    while True:
         try:
             for thread in threads:
-                thread.join(0.1)  # a join without a limit could not be interrupted on every platform
+                while thread.is_alive():
+                    thread.join(0.1)  # a join without a limit could not be interrupted on every platform
+            break
         except KeyboardInterrupt:
             if interrupted:
                 raise

@@ -23,6 +23,7 @@ def main(arguments: list[str]) -> int:
     folder, isa_name, *names = arguments
     isa = find(isa_name)
     set_target(isa)
+    Path(folder).mkdir(parents=True, exist_ok=True)
     from .registry import KERNELS  # its modules read the target while they are imported
 
     for name in names:

@@ -24,7 +24,10 @@ STATE_WORDS = 24
     STATE_GROUP_STRIDE,  # bytes from a group's table to the next group's
     STATE_THREAD,  # address of thread 0's private memory
     STATE_THREAD_STRIDE,  # bytes from a thread's private memory to the next one's
-) = range(14)
+    STATE_STOP,  # not 0: stop at the next barrier; may be set while the call runs
+    STATE_STOP_AT,  # the step after whose barrier all threads stop; NEVER_STOP while nothing was asked
+) = range(16)
+NEVER_STOP = 1 << 40
 RUN_WORDS = 4
 RUN_SLOT, RUN_POSITION, RUN_COUNT, RUN_ROW = range(4)
 

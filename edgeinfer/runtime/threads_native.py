@@ -16,6 +16,7 @@ from .layout import (
     JOB_STEPS,
     JOB_WAITED,
     JOB_WORDS,
+    NEVER_STOP,
     RECORD_PROGRAM,
     RECORD_SLOTS,
     RECORD_STATE,
@@ -23,6 +24,8 @@ from .layout import (
     SPINS_BARRIER,
     SPINS_IDLE,
     STATE_BARRIER,
+    STATE_STOP,
+    STATE_STOP_AT,
     STEP_BYTES,
     STEP_KERNEL,
     STEP_SYNC,
@@ -63,13 +66,22 @@ def barrier(address, ith, nth):
 
 @native
 def run_program(program, n_steps, state, ith, nth):
-    """Call each step's kernel by the address in it, with a barrier after the steps that ask for one."""
+    """Call each step's kernel by the address in it, with a barrier after the steps that ask for one.
+
+    To stop, all threads must leave behind the same barrier. Thread 0 writes the number of the barrier that it is about
+    to enter; a thread that reads this late, still behind the barrier before, finds a number that it has not reached.
+    """
     wait = field(state, STATE_BARRIER)
+    stop_at = state + STATE_STOP_AT * 8
     for i in range(n_steps):
         step = program + i * STEP_BYTES
         call_kernel(field(step, STEP_KERNEL), step, state, ith, nth)
         if field(step, STEP_SYNC) != 0:
+            if ith == 0 and atomic_load(state + STATE_STOP * 8) != 0 and atomic_load(stop_at) == NEVER_STOP:
+                atomic_store(stop_at, i)
             barrier(wait, ith, nth)
+            if atomic_load(stop_at) <= i:
+                break
 
 
 def run(jobs, record, _unused, nth):

@@ -10,7 +10,7 @@ import inspect
 import threading
 from collections.abc import Callable
 
-from ..engine.types import Batch, Engine, Logits
+from ..engine.types import Batch, Engine, ForwardStopped, Logits
 from ..errors import ContextOverflowError, EdgeInferError, EngineError
 from ..generate.chunk import Chunk
 from .planner import Planner
@@ -55,6 +55,7 @@ class Crew:
         with self.changed:
             self.closing = True
             threads, self.threads = self.threads, []
+            self.interrupt()
             self.changed.notify_all()
         for thread in threads:
             if thread is not threading.current_thread():
@@ -133,6 +134,9 @@ class Crew:
         started = self._clock()
         try:
             logits = self._forward(batch, work)
+        except ForwardStopped:
+            self._settle(work)  # by `interrupt`: what it was for has been cancelled
+            self.wake()
         except ContextOverflowError as error:
             self._no_pages(work, error)
         except EngineError as error:
@@ -180,14 +184,14 @@ class Crew:
                 stream.out.put(item)  # before the other thread can make the next one
         with self.changed:
             planner = self.planner
-            waits, way, n_writing = bool(planner.waits), planner.way, len(planner.writing)
+            waits, way, n_writing = bool(planner.waits), planner.sharing.way, len(planner.writing)
             planner.done(work, started, seconds, self._clock())
             for stream in finished:
                 self._note_served(stream)
                 planner.leave(stream)
             for stream in moved:
                 planner.start_over(stream)
-            if waits or moved or finished or planner.way != way or len(planner.writing) != n_writing:
+            if waits or moved or finished or planner.sharing.way != way or len(planner.writing) != n_writing:
                 self.changed.notify_all()
         for stream, item in out:
             if stream.over:
@@ -274,6 +278,15 @@ class Crew:
         if session is not None:
             self.sessions.drop(session)
         self.wake()
+
+    def interrupt(self) -> None:
+        """Stop forwards in the middle that are for nobody any more, where the engine can."""
+        stop = getattr(self.engine, "stop", None)
+        if stop is not None:
+            with self.changed:
+                for lane, work in self.planner.in_hand.items():
+                    if self.closing or all(piece.stream.cancelled for piece in work.pieces):
+                        stop(lane)
 
     def wake(self) -> None:
         """Make the threads look again."""

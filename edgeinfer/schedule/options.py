@@ -21,7 +21,8 @@ class ScheduleSettings:
                    both into one forward, "split" runs two forwards, "whole" reads every prompt first (for benchmarks)
     target_gap_s   the time between two tokens of an answer while another prompt is read; None is 16 ms or 3.2 times the
                    usual gap, whichever is longer
-    max_wait_s     the longest forward of a prompt while nobody reads an answer: how long a cancel may have to wait
+    max_wait_s     the longest forward of a prompt while nobody reads an answer; None is 250 ms where the engine can
+                   stop a forward in the middle, else 26 ms, because a cancel waits for its end
     aging_s        how much later than it is a request counts for each step down in priority
     """
 
@@ -29,7 +30,7 @@ class ScheduleSettings:
     max_queue: int = 256
     sharing: str = "auto"
     target_gap_s: float | None = None
-    max_wait_s: float = 0.026
+    max_wait_s: float | None = None
     aging_s: float = 5.0
 
     def __post_init__(self) -> None:
@@ -41,7 +42,7 @@ class ScheduleSettings:
             raise SettingError(f"sharing is {self.sharing!r}; wanted one of {', '.join(SHARINGS)}")
         for name in ("target_gap_s", "max_wait_s", "aging_s"):
             value = getattr(self, name)
-            if value is None and name == "target_gap_s":
+            if value is None and name != "aging_s":
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
                 raise SettingError(f"{name} is {value!r}; wanted a number of seconds above 0")

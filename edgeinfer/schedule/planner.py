@@ -10,7 +10,7 @@ it; while nobody does, it is how long a cancel may have to wait. Every method is
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 
 from .admission import Ledger, Line
@@ -21,6 +21,9 @@ from .stream import Stream
 from .work import Piece, Work
 
 __all__ = ["Planner"]
+
+MAX_WAIT_S = 0.026  # of a prompt's forward while nobody reads an answer, where it cannot be stopped
+MAX_CHUNK_S = 0.25  # where it can
 
 
 class Planner:
@@ -35,6 +38,7 @@ class Planner:
         n_out: int,
         ledger: Ledger,
         can_split: bool = False,
+        can_stop: bool = False,
     ) -> None:
         self.options, self.ledger = options, ledger
         self.n_threads, self.n_batch, self.n_out = n_threads, n_batch, n_out
@@ -43,8 +47,11 @@ class Planner:
         self.reading: list[Stream] = []  # by place
         self.writing: list[Stream] = []
         self.admitting: Stream | None = None  # its session is being opened
+        # A forward that can be stopped in the middle may be as long as those behind it in line can wait.
+        self.max_wait_s = options.max_wait_s or (MAX_CHUNK_S if can_stop else MAX_WAIT_S)
         self.sharing = Sharing(options.sharing, n_threads, can_split)
         self.running: dict[str, int] = {}  # lane -> threads
+        self.in_hand: dict[str, Work] = {}  # lane -> the forward that it runs
         self.waits: set[str] = set()  # lanes that wait for the other one's cores
         self.n_preempted = 0
         self.max_reading = self.max_writing = 0
@@ -92,7 +99,7 @@ class Planner:
             self.reading.append(stream)
             self.reading.sort(key=lambda s: s.place)
 
-    def _active(self) -> Iterable[Stream]:
+    def _active(self) -> Iterator[Stream]:
         yield from self.reading
         yield from self.writing
 
@@ -137,11 +144,6 @@ class Planner:
 
     # ---- forwards ---------------------------------------------------------------------------------------------------
 
-    @property
-    def way(self) -> Way:
-        """How the cores are shared while both phases have work."""
-        return self.sharing.way
-
     def plan(self, lane: str) -> Work | None:
         """The lane's next forward; None when it has no work, or must wait for cores."""
         self.waits.discard(lane)
@@ -150,13 +152,14 @@ class Planner:
             for piece in work.pieces:
                 piece.stream.in_flight = True
             self.running[lane] = work.n_threads
+            self.in_hand[lane] = work
         return work
 
     def _plan_prefill(self) -> Work | None:
         ready = [s for s in self.reading if not s.in_flight]
         if not ready:
             return None
-        other, way = self.running.get("decode", 0), self.way
+        other, way = self.running.get("decode", 0), self.sharing.way
         if not self.writing or way.name == "whole":
             if other:
                 self.waits.add("prefill")
@@ -166,7 +169,7 @@ class Planner:
             if way.name == "whole":
                 self._add_chunk(work, ready, math.inf)
             else:
-                self._add_chunk(work, ready, self.options.max_wait_s)
+                self._add_chunk(work, ready, self._wait_s(work, ready[0]))
             return work
         if way.name == "ride":
             return None  # the decode lane takes them along
@@ -174,13 +177,13 @@ class Planner:
             self.waits.add("prefill")
             return None
         work = Work("prefill", way.n_prefill, [], way)
-        self._add_chunk(work, ready, 2 * self.options.max_wait_s)  # nobody waits for this lane's threads
+        self._add_chunk(work, ready, 2 * self._wait_s(work, ready[0]))  # nobody waits for this lane's threads
         return work
 
     def _plan_decode(self) -> Work | None:
         if not self.writing:
             return None
-        other, way = self.running.get("prefill", 0), self.way
+        other, way = self.running.get("prefill", 0), self.sharing.way
         both = bool(self.reading)
         if way.name == "whole" and both:
             other = self.n_threads  # as if the prompts had them all
@@ -198,13 +201,22 @@ class Planner:
             self._add_chunk(work, ready, self.target_gap_s() - self._overhead_s)
         return work
 
+    def _wait_s(self, work: Work, stream: Stream) -> float:
+        """How long a chunk may take while nobody waits for a token.
+
+        Where neighbours keep the machine so busy that even the smallest chunk takes longer, no cancel is heard in time;
+        chunks are then a little larger, or prompts would be read many times slower.
+        """
+        least = self._cost(work.n_threads, work.shares).seconds(GRAIN, looks_of(stream.n_held, GRAIN))
+        return self.max_wait_s if least <= self.max_wait_s else 1.5 * least
+
     def _add_chunk(self, work: Work, streams: list[Stream], budget_s: float) -> None:
         """Add prompts to a forward, in order, as far as it stays within budget_s."""
         most = self.n_batch - work.rows
         if budget_s == math.inf:
             room = most
         else:
-            cost = self._cost(work.n_threads, self._shared(work))
+            cost = self._cost(work.n_threads, work.shares)
             room = cost.fit(budget_s, streams[0].n_held, most, rows=work.rows, looks=work.looks)
         n_out = self.n_out - work.n_steps
         for stream in streams:
@@ -224,10 +236,6 @@ class Planner:
             room -= n
             if not last or room < 1:
                 break
-
-    def _shared(self, work: Work) -> bool:
-        """Whether the other lane may run while this forward does."""
-        return work.way is not None and work.way.name == "split"
 
     def _cost(self, n_threads: int, shared: bool) -> CostModel:
         return self._costs.setdefault((n_threads, shared), CostModel())
@@ -250,7 +258,7 @@ class Planner:
         """A forward has ended and its rows were used: learn from it, and sort its streams to where they go on."""
         self.release(work)
         if seconds > 0:
-            self._cost(work.n_threads, self._shared(work)).note(work.rows, work.looks, seconds)
+            self._cost(work.n_threads, work.shares).note(work.rows, work.looks, seconds)
         gap = None
         if work.n_steps:
             self._overhead_s += 0.2 * (min(now - started - seconds, 0.1) - self._overhead_s)
@@ -267,8 +275,7 @@ class Planner:
         if not both or work.way is None:
             self.sharing.interrupted()
         elif self.sharing.note(work.way, now, work.rows - work.n_steps, work.n_steps, gap):
-            cost = self._cost(self.n_threads, False)
-            n = len(self.writing)
+            cost, n = self._cost(self.n_threads, False), len(self.writing)
             looks = sum(s.n_held for s in self.writing)
             row_s = cost.seconds(64, looks_of(looks // n, 64)) / 64
             self.sharing.choose(row_s, cost.seconds(n, looks) / n, self.target_gap_s())
@@ -276,6 +283,7 @@ class Planner:
     def release(self, work: Work) -> None:
         """A forward has ended, well or not: its cores and streams are free."""
         self.running.pop(work.lane, None)
+        self.in_hand.pop(work.lane, None)
         for piece in work.pieces:
             piece.stream.in_flight = False
 

@@ -49,6 +49,7 @@ class Scheduler:
             n_out=min(engine.n_batch, int(getattr(engine, "n_out", engine.n_batch))),
             ledger=Ledger(int(getattr(kv, "page_size", 64)), getattr(kv, "n_pages", None)),
             can_split=takes_threads(engine) and n_threads > 1,
+            can_stop=hasattr(engine, "stop"),
         )
         n_seq = int(getattr(kv, "n_seq", 64))
         self.sessions = Sessions(engine, prefix, most_idle=max(1, min(8, n_seq - self.planner.max_streams)))
@@ -89,12 +90,13 @@ class Scheduler:
         return max(1.0, self._crew.served_s * (len(planner.line) + 1) / planner.max_streams)
 
     def cancel(self, stream: Stream) -> None:
-        """Ask a stream to end at the next step or chunk; does not wait for it.
+        """Ask a stream to end; does not wait for it. A forward that was for it alone stops in the middle.
 
         A destructor may call it in any thread: who holds the lock never waits for anything else, and may take it twice.
         """
         stream.cancelled = True
         if not self.forked and not stream.over:
+            self._crew.interrupt()
             self._crew.wake()
 
     @property

@@ -26,7 +26,7 @@ from .run import Outbox, Run
 if TYPE_CHECKING:
     from .session import Session
 
-__all__ = ["Scoring", "Stream", "TextStream", "Vocabulary"]
+__all__ = ["Stream", "TextStream", "Vocabulary"]
 
 
 class TextStream(Protocol):
@@ -201,33 +201,6 @@ class Stream:
         if not self.over:
             self._end("error")
         return _twin(error)
-
-
-class Scoring(Stream):
-    """A prompt whose every row of logits is wanted, and no answer. rows is (len(prompt), n_vocab), filled as it goes."""
-
-    reuses = False
-    wants_all_rows = True
-
-    def __init__(
-        self, ids: Sequence[int] | NDArray[np.integer[Any]], rows: NDArray[np.float32], run: Run, level: int = 1
-    ) -> None:
-        self.tokens = [int(token) for token in ids]
-        self.n_prompt = run.n_prompt = len(self.tokens)
-        self.n_most, self.n_ctx = 0, self.n_prompt
-        self.run, self.level, self.rows = run, level, rows
-        self._start()
-
-    def evaluated(self, logits: Logits, row: int, n: int, started: float, seconds: float) -> Chunk | None:
-        """Copy the rows of the n tokens just evaluated."""
-        first = self.n_held - n
-        for i in range(n):
-            self.rows[first + i] = logits.row(row + i)
-        return None if self.n_todo else self._last(Chunk("", None, "stop"))
-
-    def cancel_chunk(self) -> Chunk:
-        """End it as cancelled."""
-        return self._last(Chunk("", None, "cancelled"))
 
 
 def _twin(error: BaseException) -> BaseException:

@@ -36,6 +36,11 @@ class Work:
     rows: int = 0
     looks: int = 0
 
+    @property
+    def shares(self) -> bool:
+        """Whether the other lane may run at the same time, on the rest of the threads."""
+        return self.way is not None and self.way.name == "split"
+
     def batch(self) -> Batch:
         """The forward's tokens as the engine takes them."""
         ids: list[int] = []

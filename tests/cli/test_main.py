@@ -22,7 +22,7 @@ def test_help_lists_every_command(edgeinfer: Any) -> None:
         done = edgeinfer(*arguments)
         assert done.code == 0
         rows = [line.split()[0] for line in done.out.partition("Commands:\n")[2].splitlines()]
-        assert rows == ["chat", "run", "inspect", "pull", "models", "rm", "completion"]
+        assert rows == ["chat", "run", "bench", "inspect", "pull", "models", "rm", "completion"]
 
 
 @pytest.mark.parametrize("entry", COMMANDS, ids=lambda entry: entry.name)

@@ -395,3 +395,19 @@ def test_the_warm_up_warms_no_cache_of_the_load() -> None:
     assert len(asked) == 3
     assert max(map(len, asked)) == max(len(request.prompt) for request in requests)
     assert not {prompt[:4] for prompt in asked} & {request.prompt[:4] for request in requests}
+
+
+def test_an_interrupt_of_the_warm_up_ends_the_contest(monkeypatch: pytest.MonkeyPatch) -> None:
+    join, interrupts = threading.Thread.join, itertools.count()
+
+    def interrupted(thread: threading.Thread, timeout: float | None = None) -> None:
+        join(thread, timeout)
+        if next(interrupts) == 0:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    log: list[str] = []
+    contestant: Any = Contestant("a", lambda: _Opened("a", log))  # type: ignore[arg-type, return-value]
+    assert not contest([contestant], prompts(*[4] * 500, max_tokens=500), 1)
+    assert contestant.runs == []
+    assert log[-1] == "close a"

@@ -215,9 +215,10 @@ def test_its_settings_can_be_stated() -> None:
 
 
 @pytest.mark.llama_cpp
-def test_the_server_of_llama_cpp_answers(smollm2_path: Any) -> None:
+def test_the_server_of_llama_cpp_answers(smollm2_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("xllamacpp")
-    with LlamaServer(ServerSettings(str(smollm2_path), 256, n_parallel=2, n_threads=1)) as server:
+    monkeypatch.chdir(smollm2_path.parent)
+    with LlamaServer(ServerSettings(smollm2_path.name, 256, n_parallel=2, n_threads=1)) as server:
         target = HttpTarget(server.address)
         run = run_load(target, [Request(i, (504, 3575, 282), 4) for i in range(3)], 2)
     assert {record.tokens for record in run.records} == {(260, 1797, 1918, 314)}  # " the United States is"

@@ -17,7 +17,8 @@ from edgeinfer.schedule.options import ScheduleSettings
 from edgeinfer.schedule.overflow import Fitted
 from edgeinfer.schedule.run import Run
 from edgeinfer.schedule.scheduler import Scheduler
-from edgeinfer.schedule.stream import Scoring, Stream
+from edgeinfer.schedule.score import Scoring
+from edgeinfer.schedule.stream import Stream
 from tests.fakes import N_VOCAB, ByteTokenizer, ScriptedEngine
 
 __all__ = ["Desk", "scripted", "text", "tokens", "wait_until"]

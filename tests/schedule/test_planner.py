@@ -266,7 +266,6 @@ def test_whatever_comes_ends_and_gives_everything_back(
         ("sharing", "both"),
         ("target_gap_s", 0),
         ("max_wait_s", float("inf")),
-        ("max_wait_s", None),
         ("aging_s", "long"),
     ],
 )

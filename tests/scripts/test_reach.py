@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import reach_concurrency
 import reach_streams
-from reach_concurrency import Reach, Scale
+from reach_concurrency import Reach, Scale, rescaled
 
 from edgeinfer.load import LLM
 from edgeinfer.schedule.prefix_cache import PrefixCache
@@ -106,3 +106,12 @@ def test_a_row_that_is_missed_is_told(capsys: Any) -> None:
     reach.row("what", "bar", "seen", False)
     reach.row("what", "bar", "seen", None)
     assert capsys.readouterr().out == "| what | bar | seen | NO |\n| what | bar | seen | - |\n"
+
+
+def test_any_number_of_the_scale_can_be_changed() -> None:
+    scale = rescaled(Scale(), ["requests=7", "lengths=4:9", "soak-minutes=0.5"])
+    assert (scale.requests, scale.lengths, scale.soak_minutes, scale.runs) == (7, (4, 9), 0.5, 10)
+    with pytest.raises(ValueError, match="no 'requets' in the scale"):
+        rescaled(Scale(), ["requets=7"])
+    with pytest.raises(ValueError, match="invalid literal"):
+        rescaled(Scale(), ["requests=many"])
