@@ -175,10 +175,12 @@ def soak(llm: Any, cases: list[Case], minutes: float, clients: int, seed: int, f
     return {"minutes": minutes, "counts": counts, "growth": growth, "rss_mb": rss, "wrong": wrong, "sentence": sentence}
 
 
-def run(path: Path, minutes: float, clients: int, threads: int | None, seed: int, n_cases: int) -> dict[str, Any]:
+def run(
+    path: Path, minutes: float, clients: int, threads: int | None, seed: int, n_cases: int, flat: float = FLAT
+) -> dict[str, Any]:
     """Load a model, make its bank of requests, and soak it with two clients more than it has streams."""
     with edgeinfer.load(path, n_ctx=N_CTX, n_threads=threads, n_kv=6 * N_CTX, max_streams=clients) as llm:
-        return soak(llm, bank(llm, word_ids(llm.tokenizer), n_cases, seed), minutes, clients + 2, seed)
+        return soak(llm, bank(llm, word_ids(llm.tokenizer), n_cases, seed), minutes, clients + 2, seed, flat)
 
 
 def main() -> None:

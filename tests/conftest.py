@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,12 @@ def smollm2_path() -> Path:
 def gemma3_path() -> Path:
     """The Gemma 3 270M file."""
     return models.gemma3()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interrupts() -> None:
+    """A run that was started in the background ignores Ctrl-C, and its children would too; tests of it need the default."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -39,7 +39,9 @@ def test_smollm2_answers(smollm2: edgeinfer.LLM) -> None:
 
 
 def test_gemma3_completes_and_has_no_template(gemma3: edgeinfer.LLM) -> None:
-    assert "Paris" in gemma3.generate("The capital of France is", temperature=0, max_tokens=8).text()
+    # what llama.cpp's greedy answer says too; the small base model knows no better
+    text = gemma3.generate("The capital of France is", temperature=0, max_tokens=8).text()
+    assert text.startswith(" the capital of the country")
     with pytest.raises(TemplateError, match="no chat template"):
         gemma3.chat(FRANCE)
 
