@@ -77,6 +77,8 @@ def load(
     from .model.tokenizer import Tokenizer
     from .model.weights import Weights
 
+    if not isinstance(name_or_path, (str, Path)):
+        raise SettingError(f"the model is {type(name_or_path).__name__}; wanted a name or the path of a .gguf file")
     started = time.perf_counter()
     settings = settings or read_settings()
     n_batch = _at_least_one("n_batch", n_batch)

@@ -47,7 +47,7 @@ find_python() {
     local names=(python3.13 python3.12 python3.11 python3.10 python3)
     [ -z "${PYTHON:-}" ] || names=("$PYTHON")
     for name in "${names[@]}"; do
-        facts=$(describe "$name") || continue
+        facts=$(describe "$name") && [ -n "$facts" ] || continue
         # shellcheck disable=SC2086  # five words on purpose
         wrong=$(fault "$name" $facts)
         if [ -z "$wrong" ]; then

@@ -80,9 +80,12 @@ class Conversation:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    # outside the try: a SettingError is a ValueError too
+    if path.exists() and not path.is_file():  # a device or pipe may never end
+        raise SettingError(f"cannot read {path}: it is not a regular file")
+    if path.exists() and path.stat().st_size > _MAX_FILE:
+        raise SettingError(f"{path} is too large for a saved chat")
     try:
-        if path.stat().st_size > _MAX_FILE:
-            raise SettingError(f"{path} is too large for a saved chat")
         table = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise NotFoundError(f"there is no file {path}") from error

@@ -102,7 +102,7 @@ class StatusLine:
             return
         self._last = line
         if not sys.stderr.isatty():
-            counts = any(character.isdigit() for character in line)
+            counts = re.search(r"\d/\d", line)
             if not counts or time.monotonic() - self._said_at >= _LINE_EVERY_S:
                 self._said_at = time.monotonic()
                 say(line)

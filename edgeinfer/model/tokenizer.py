@@ -129,6 +129,8 @@ class Tokenizer:
 
         `masked` has the length of `text` and differs from it in characters that must not be part of a control token.
         """
+        if not isinstance(text, str):
+            raise SettingError(f"the text to encode is {type(text).__name__}; wanted a string")
         if not text.isascii():
             text = _SURROGATES.sub("\ufffd", text)
         ids: list[int] = []
@@ -149,6 +151,8 @@ class Tokenizer:
 
         The space that encoding puts before a text is taken off, so that `decode(encode(text))` is `text`.
         """
+        if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
+            raise SettingError(f"the ids to decode are {type(ids).__name__}; wanted a list of ints")
         stream = self.stream(special=special)
         return "".join([*map(stream.push, ids), stream.flush()])
 
@@ -164,8 +168,8 @@ class Tokenizer:
 
         Raises SettingError for an id that is not in the vocabulary.
         """
-        if not 0 <= token_id < self.n_vocab:
-            raise SettingError(f"token id {token_id} is not in the vocabulary; wanted 0 to {self.n_vocab - 1}")
+        if not isinstance(token_id, (int, np.integer)) or not 0 <= token_id < self.n_vocab:
+            raise SettingError(f"token id {token_id!r} is not in the vocabulary; wanted 0 to {self.n_vocab - 1}")
         kind = int(self._kinds[token_id])
         token = self._vocab[token_id]
         if kind & (CONTROL | UNKNOWN):

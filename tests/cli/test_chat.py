@@ -438,6 +438,12 @@ def test_files_that_are_no_chat(talk: Conversation, tmp_path: Path, text: str, s
         talk.load(tmp_path / "none")
     with pytest.raises(SettingError, match="cannot read"):
         talk.load(tmp_path)
+    os.mkfifo(tmp_path / "pipe")  # would wait for ever
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(SettingError, match="not a regular file"):
+            talk.load(path)
+        with pytest.raises(SettingError, match="is not a saved chat"):
+            talk.save(path)
 
 
 @pytest.mark.parametrize(

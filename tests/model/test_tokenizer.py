@@ -40,6 +40,18 @@ def test_merges_go_by_rank_not_from_left_to_right() -> None:
     assert names(tokenizer, tokenizer.encode("abc")) == ["a", "bc"]
 
 
+@pytest.mark.parametrize("wrong", [None, 5, b"abc", ["x"]])
+def test_what_is_no_text_is_refused(wrong: object) -> None:
+    with pytest.raises(SettingError, match="wanted a string"):
+        bpe(("a b",)).encode(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [None, 5, "abc", [1.5], ["a"]])
+def test_what_are_no_ids_is_refused(wrong: object) -> None:
+    with pytest.raises(SettingError, match="wanted"):
+        bpe(("a b",)).decode(wrong)  # type: ignore[arg-type]
+
+
 def test_equal_pairs_merge_from_the_left() -> None:
     tokenizer = bpe(("a a", "aa a"))
     assert names(tokenizer, tokenizer.encode("aaaaa")) == ["aa", "aaa"]
