@@ -97,15 +97,14 @@ def _sum_bytes(dot):
 sum_bytes, sum_bytes_wide = _sum_bytes(tile_dot), _sum_bytes(tile_dot_wide)
 
 
-def gemm_scaled(start, wide):
-    """Blocks with one scale; `start` holds the zero point (Q4_0, Q5_0, Q8_0)."""
-    sum_block = sum_bytes_wide if wide else sum_bytes
+def gemm_scaled(start):
+    """Blocks with one scale; `start` holds the zero point (Q4_0, Q5_0)."""
 
     @native
     def gemm(W, w, d, m, xq, xd, xs, xh, nb):
         acc = tile_zero_f(W)
         for b in range(nb):
-            a = sum_block(start(W, xs + b * 4 * SLOTS), w + b * 512, xq + b * 32 * SLOTS, SLOTS)
+            a = sum_bytes(start(W, xs + b * 4 * SLOTS), w + b * 512, xq + b * 32 * SLOTS, SLOTS)
             acc = tile_scale(acc, a, load_f32(d, b * 64), xd + b * 4 * SLOTS)
         return acc
 
@@ -248,5 +247,5 @@ def make_matmul(dot, unpack, gemm, quant_bytes, scale_bytes):
     return matmul
 
 
-gemm_4bit = gemm_scaled(tile_start, False)  # zero point 8
-gemm_5bit = gemm_scaled(tile_start2, False)  # zero point 16
+gemm_4bit = gemm_scaled(tile_start)  # zero point 8
+gemm_5bit = gemm_scaled(tile_start2)  # zero point 16
