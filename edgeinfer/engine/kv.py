@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..arch.family import KVGroup
 from ..errors import ContextOverflowError, ModelFileError, NotFoundError, SettingError
@@ -25,19 +26,24 @@ __all__ = ["PAGE", "Page", "PagedKV"]
 
 PAGE = 64
 REWIND = 256  # positions that a windowed group keeps beyond its window, so that short rewinds need no new prefill
-LAYOUT = 1  # of pages, for what is kept on disk
+LAYOUT = 2  # of pages, for what is kept on disk
 Page = tuple[int, ...]  # a page number for each group, -1 where a window has passed
 
 
 class _Pool:
-    """The pages of one group: page p of layer l lies at base + (l * n_pages + p) * page_bytes."""
+    """The pages of one group: page p of layer l lies at base + (p * n_layer + l) * page_bytes.
+
+    All layers of a page lie side by side: a sequence that grows touches fresh memory in one place. Were the pages of a
+    layer side by side instead, one token would touch a fresh huge page in every layer, and wait for all of them.
+    """
 
     def __init__(self, group: KVGroup, n_pages: int, page_bytes: int):
         self.group = group
         self.n_pages = n_pages
         self.page_bytes = page_bytes
         # A group without layers still has a table, so that group numbers are positions in the state's tables.
-        self.arena = Arena(max(1, group.n_layer) * n_pages * page_bytes, "the KV cache")
+        self.stride = max(1, group.n_layer) * page_bytes
+        self.arena = Arena(n_pages * self.stride, "the KV cache")
         self.free = list(range(n_pages - 1, -1, -1))  # low numbers first: memory is touched from the start
         self.references = [0] * n_pages
 
@@ -56,14 +62,13 @@ class _Pool:
         if page >= 0:
             self.references[page] += 1
 
-    def layers(self, page: int) -> list[slice]:
-        """Where a page's bytes are, layer by layer."""
-        starts = ((layer * self.n_pages + page) * self.page_bytes for layer in range(self.group.n_layer))
-        return [slice(start, start + self.page_bytes) for start in starts]
+    def bytes_of(self, page: int) -> NDArray[np.uint8]:
+        """A page's bytes, layer by layer."""
+        start = page * self.stride
+        return self.arena.bytes[start : start + self.group.n_layer * self.page_bytes]
 
     def copy(self, source: int, target: int) -> None:
-        for a, b in zip(self.layers(source), self.layers(target), strict=True):
-            self.arena.bytes[b] = self.arena.bytes[a]
+        self.bytes_of(target)[:] = self.bytes_of(source)
 
 
 class PagedKV:
@@ -103,7 +108,11 @@ class PagedKV:
     def layer_address(self, group: int, index: int) -> int:
         """The address of page 0 of a group's layer."""
         pool = self.pools[group]
-        return pool.arena.address + index * pool.n_pages * pool.page_bytes
+        return pool.arena.address + index * pool.page_bytes
+
+    def page_stride(self, group: int) -> int:
+        """Bytes from a page of a layer to the next page of the same layer."""
+        return self.pools[group].stride
 
     @property
     def free_pages(self) -> int:
@@ -305,11 +314,7 @@ class PagedKV:
 
     def export(self, page: Page) -> bytes:
         """The content of a held page, all groups and layers, in the order of `layout`."""
-        return b"".join(
-            pool.arena.bytes[part].tobytes()
-            for pool, n in zip(self.pools, page, strict=True)
-            for part in pool.layers(n)
-        )
+        return b"".join(pool.bytes_of(n).tobytes() for pool, n in zip(self.pools, page, strict=True))
 
     def load(self, data: bytes) -> Page:
         """A fresh page with exported content, held once. Raises ContextOverflowError (full), ModelFileError (size)."""
@@ -324,7 +329,7 @@ class PagedKV:
         content = np.frombuffer(data, np.uint8)
         at = 0
         for pool, n in zip(self.pools, page, strict=True):
-            for part in pool.layers(n):
-                pool.arena.bytes[part] = content[at : at + pool.page_bytes]
-                at += pool.page_bytes
+            target = pool.bytes_of(n)
+            target[:] = content[at : at + target.size]
+            at += target.size
         return page

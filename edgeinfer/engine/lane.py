@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import EngineError
 from ..plan.fields import FIELDS
-from ..plan.program import KV, File, Matrix, Norm, Operand, Packed, Program, Rope, Scratch, Thread
+from ..plan.program import KV, File, Matrix, Norm, Operand, Packed, PageStride, Program, Rope, Scratch, Thread
 from ..runtime.arena import Arena, aligned
 from ..runtime.layout import (
     NEVER_STOP,
@@ -164,6 +164,8 @@ class Lane:
             return where.ropes[operand]
         if isinstance(operand, KV):
             return where.kv.layer_address(operand.group, operand.index)
+        if isinstance(operand, PageStride):
+            return where.kv.page_stride(operand.group)
         if isinstance(operand, Scratch):
             return self.buffers[operand.name] + operand.offset
         if isinstance(operand, Thread):

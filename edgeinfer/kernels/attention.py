@@ -14,7 +14,7 @@ from __future__ import annotations
 from ..runtime.layout import RUN_COUNT, RUN_ROW, RUN_SLOT, RUN_WORDS, STATE_N_RUNS, STATE_RUNS
 from ..runtime.memory import field, field_f, load_float, load_s64, store_float
 from ..runtime.simd import load_f32, store_f32, zero_f
-from ..runtime.tile import W1, W4, W8, count_of, tile_fma, tile_store, tile_zero_f
+from ..runtime.tile import W1, W3, W4, W8, count_of, tile_fma, tile_store, tile_zero_f
 from ..runtime.vec import native, target
 from . import kv_f16, kv_q4_0, kv_q8_0
 from .attention_rows import (
@@ -30,7 +30,7 @@ from .attention_rows import (
     N_KV,
     OUT,
     OUT_STRIDE,
-    PAGE_BYTES,
+    PAGE_STRIDE,
     PARTIAL,
     QUERIES,
     ROW_BYTES,
@@ -53,6 +53,7 @@ from .attention_rows import (
 from .layout import BLOCK, PAGE, page_address, page_table, share_start, thread_memory
 
 WIDE = W8 if target().width == 8 else W4  # rows of a prefill tile
+ROOM = target().name.startswith("avx512")  # for sixteen sums and four values in registers
 WIDE_ROWS = target().width if target().width == 8 else 4
 
 
@@ -77,7 +78,7 @@ def make_attention(kv):
         head_dim = field(step, HEAD_DIM)
         scores = tmp + scores_at(T, head_dim)
         for p in range(start, stop, 32):
-            page = page_address(field(step, BASE), field(step, PAGE_BYTES), table, p)
+            page = page_address(field(step, BASE), field(step, PAGE_STRIDE), table, p)
             keys = page + kv_head * head_bytes(head_dim)
             a, b = key_scores(W, keys, p & (PAGE - 1), tmp + QUERIES, head_dim)
             tile_store(a, scores + (p & (BLOCK - 1)) * 4, BLOCK * 4)
@@ -99,6 +100,30 @@ def make_attention(kv):
         hi = min(hi, stop)
         base = start & ~(BLOCK - 1)
         d = 0
+        if T <= 4 and ROOM:
+            while d + 48 < head_dim:
+                a = tile_zero_f(W)
+                b = tile_zero_f(W)
+                c = tile_zero_f(W)
+                e = tile_zero_f(W)
+                p = lo
+                while p < hi:
+                    until = min(hi, (p & ~(PAGE - 1)) + PAGE)
+                    page = page_address(field(step, BASE), field(step, PAGE_STRIDE), table, p)
+                    values = page + (field(step, N_KV) + kv_head) * head_bytes(head_dim)
+                    while p < until:
+                        w = weights + (p - base) * 4
+                        at = p & (PAGE - 1)
+                        a = tile_fma(a, value_at(values, at, d, head_dim), w, BLOCK * 4)
+                        b = tile_fma(b, value_at(values, at, d + 16, head_dim), w, BLOCK * 4)
+                        c = tile_fma(c, value_at(values, at, d + 32, head_dim), w, BLOCK * 4)
+                        e = tile_fma(e, value_at(values, at, d + 48, head_dim), w, BLOCK * 4)
+                        p += 1
+                tile_store(a, sums + d * 4, head_dim * 4)
+                tile_store(b, sums + d * 4 + 64, head_dim * 4)
+                tile_store(c, sums + d * 4 + 128, head_dim * 4)
+                tile_store(e, sums + d * 4 + 192, head_dim * 4)
+                d += 64
         while d < head_dim:
             a = tile_zero_f(W)
             b = tile_zero_f(W)
@@ -106,7 +131,7 @@ def make_attention(kv):
             p = lo
             while p < hi:
                 until = min(hi, (p & ~(PAGE - 1)) + PAGE)
-                page = page_address(field(step, BASE), field(step, PAGE_BYTES), table, p)
+                page = page_address(field(step, BASE), field(step, PAGE_STRIDE), table, p)
                 values = page + (field(step, N_KV) + kv_head) * head_bytes(head_dim)
                 if two:
                     while p < until:
@@ -184,7 +209,9 @@ def make_attention(kv):
                     if unit % nth == ith:
                         if count == 1:
                             attend_tile(W1, step, state, run, kv_head, first, count, tmp, work)
-                        elif count <= 4:
+                        elif count <= 3:
+                            attend_tile(W3, step, state, run, kv_head, first, count, tmp, work)
+                        elif count == 4:
                             attend_tile(W4, step, state, run, kv_head, first, count, tmp, work)
                         else:
                             attend_tile(WIDE, step, state, run, kv_head, first, count, tmp, work)
@@ -228,6 +255,8 @@ def make_attention(kv):
                 count = min(4, group - first)
                 if count == 1:
                     part_rows(W1, step, state, run, kv_head, first, count, b0, b1, lo, hi, blocks, tmp, work)
+                elif count <= 3:
+                    part_rows(W3, step, state, run, kv_head, first, count, b0, b1, lo, hi, blocks, tmp, work)
                 else:
                     part_rows(W4, step, state, run, kv_head, first, count, b0, b1, lo, hi, blocks, tmp, work)
             unit += b1 - b0

@@ -33,7 +33,7 @@ from .rope import normalize_head, rotate
 f4 = np.float32
 (
     Q, Q_STRIDE, OUT, OUT_STRIDE, N_HEAD, N_KV, HEAD_DIM, ROPE, ROPE_DIM, NORM, EPS, SCALE, WINDOW, GROUP, BASE,
-    PAGE_BYTES, TMP, PARTIAL, SOFTCAP,
+    PAGE_STRIDE, TMP, PARTIAL, SOFTCAP,
 ) = indices("attention", " ".join(ATTENTION))  # fmt: skip
 MASKED = f4(-1e30)
 

@@ -42,6 +42,6 @@ def page_table(state, slot, group):
 
 
 @native
-def page_address(base, page_bytes, table, position):
+def page_address(base, page_stride, table, position):
     """The address of the page that holds `position`."""
-    return base + field(table, position >> PAGE_SHIFT) * page_bytes
+    return base + field(table, position >> PAGE_SHIFT) * page_stride

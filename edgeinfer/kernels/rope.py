@@ -15,8 +15,8 @@ from . import kv_f16, kv_q4_0, kv_q8_0
 from .layout import PAGE, page_address, page_table, share_start, thread_memory
 from .norm import inverse_rms
 
-(K, K_STRIDE, V, ROPE, HEAD_DIM, ROPE_DIM, N_KV, GROUP, BASE, PAGE_BYTES, NORM, EPS, TMP) = indices(
-    "rope_kv", "k k_stride v rope head_dim rope_dim n_kv group base page_bytes norm eps tmp"
+(K, K_STRIDE, V, ROPE, HEAD_DIM, ROPE_DIM, N_KV, GROUP, BASE, PAGE_STRIDE, NORM, EPS, TMP) = indices(
+    "rope_kv", "k k_stride v rope head_dim rope_dim n_kv group base page_stride norm eps tmp"
 )
 
 
@@ -74,7 +74,7 @@ def make_rope_kv(kv):
             head = i % n_kv
             position = field(positions, t)
             table = page_table(state, field(slots, t), field(step, GROUP))
-            page = page_address(field(step, BASE), field(step, PAGE_BYTES), table, position)
+            page = page_address(field(step, BASE), field(step, PAGE_STRIDE), table, position)
             offset = t * field(step, K_STRIDE) + head * head_dim * 4
             normalize_head(field(step, K) + offset, field(step, NORM), tmp, head_dim, field_f(step, EPS))
             rotate(tmp, field(step, ROPE) + position * rope_dim * 4, rope_dim)

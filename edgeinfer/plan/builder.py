@@ -12,8 +12,22 @@ from dataclasses import dataclass, replace
 from ..errors import UnsupportedModelError
 from ..model.config import ModelConfig
 from .fields import MODES
-from .packing import kv_page_bytes
-from .program import KV, Buffer, File, Matrix, Norm, Operand, Packed, Part, Program, Rope, Scratch, Step, Thread
+from .program import (
+    KV,
+    Buffer,
+    File,
+    Matrix,
+    Norm,
+    Operand,
+    Packed,
+    PageStride,
+    Part,
+    Program,
+    Rope,
+    Scratch,
+    Step,
+    Thread,
+)
 
 __all__ = ["Activations", "Builder", "Row", "tile_bytes"]
 
@@ -188,7 +202,7 @@ class Builder:
             "rope_kv", self._kv_variant,
             dict(
                 k=k.place(), k_stride=k.row_bytes, v=v.place(), rope=rope, head_dim=c.head_dim, rope_dim=rope.rope_dim,
-                n_kv=c.n_head_kv, group=layer_group, base=kv, page_bytes=self.page_bytes(),
+                n_kv=c.n_head_kv, group=layer_group, base=kv, page_stride=PageStride(layer_group),
                 norm=self._norm_weight(norm, c.head_dim), eps=c.rms_eps, tmp=Thread("tmp"),
             ),
             "pages <- k, v", sync=True,
@@ -205,7 +219,7 @@ class Builder:
         fields: dict[str, Operand] = dict(
             q=q.place(), q_stride=q.row_bytes, out=out.place(), out_stride=out.row_bytes, n_head=c.n_head, n_kv=c.n_head_kv,
             head_dim=c.head_dim, rope=rope, rope_dim=rope.rope_dim, norm=self._norm_weight(norm, c.head_dim), eps=c.rms_eps,
-            scale=float(scale), window=window, group=kv.group, base=kv, page_bytes=self.page_bytes(), tmp=Thread("tmp"),
+            scale=float(scale), window=window, group=kv.group, base=kv, page_stride=PageStride(kv.group), tmp=Thread("tmp"),
             partial=0, softcap=float(c.attn_logit_softcap),
         )  # fmt: skip
         name = f"attn <- q, pages{f' (last {window})' if window else ''}"
@@ -235,10 +249,6 @@ class Builder:
     def program(self) -> Program:
         """What has been described, complete."""
         return Program(self.phase, tuple(self._steps), dict(self._buffers), dict(self._thread), self._partial)
-
-    def page_bytes(self) -> int:
-        """Bytes of one layer's KV page."""
-        return kv_page_bytes(self._kv_type, self.config.n_head_kv, self.config.head_dim)
 
     # ---- pieces -----------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ STEP_FIELDS = 2  # words 0 and 1 of a step are the kernel's address and the barr
 
 ATTENTION = (
     "q", "q_stride", "out", "out_stride", "n_head", "n_kv", "head_dim", "rope", "rope_dim", "norm", "eps", "scale", "window",
-    "group", "base", "page_bytes", "tmp", "partial", "softcap",
+    "group", "base", "page_stride", "tmp", "partial", "softcap",
 )  # fmt: skip
 
 # x: float32 rows; acts: int8 activations in tiles; strides are bytes from a token's row to the next token's.
@@ -32,7 +32,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "matmul_float": ("weights", "h", "h_stride", "cols", "groups", "y", "y_stride", "mode", "rows", "private", "tmp"),
         # k = rope(norm(k)) and v into the pages of the token's sequence
         "rope_kv": (
-            "k", "k_stride", "v", "rope", "head_dim", "rope_dim", "n_kv", "group", "base", "page_bytes", "norm", "eps", "tmp",
+            "k", "k_stride", "v", "rope", "head_dim", "rope_dim", "n_kv", "group", "base", "page_stride", "norm", "eps", "tmp",
         ),
         "attention": ATTENTION,
         # decode only: blocks of 256 positions shared among the threads, then merged in ascending order

@@ -9,7 +9,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-__all__ = ["KV", "File", "Matrix", "Norm", "Operand", "Packed", "Part", "Program", "Rope", "Scratch", "Step", "Thread"]
+__all__ = [
+    "KV",
+    "File",
+    "Matrix",
+    "Norm",
+    "Operand",
+    "Packed",
+    "PageStride",
+    "Part",
+    "Program",
+    "Rope",
+    "Scratch",
+    "Step",
+    "Thread",
+]
 
 
 @dataclass(frozen=True)
@@ -85,6 +99,13 @@ class KV:
 
 
 @dataclass(frozen=True)
+class PageStride:
+    """Bytes from a KV page of a layer to the next one of the same layer."""
+
+    group: int
+
+
+@dataclass(frozen=True)
 class Scratch:
     """A lane's buffer: float32 (rows, cols) or activation tiles, at an offset in bytes."""
 
@@ -99,7 +120,7 @@ class Thread:
     name: str
 
 
-Operand: TypeAlias = "int | float | Packed | Norm | File | Rope | KV | Scratch | Thread"
+Operand: TypeAlias = "int | float | Packed | Norm | File | Rope | KV | PageStride | Scratch | Thread"
 
 
 @dataclass(frozen=True)

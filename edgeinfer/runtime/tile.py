@@ -11,7 +11,7 @@ from numba import types
 from .simd import FX, IX, emit_dot, emit_fma, f32x16, i32x16
 from .vec import ADDRESS, F32, I32, I64, Tile, Width, const, generic_op, load_scalar, pack, pointer, splat, unpack
 
-W1, W2, W4, W8 = Width(1, 1), Width(2, 8), Width(4, 8), Width(8, 8)
+W1, W2, W3, W4, W8 = Width(1, 1), Width(2, 8), Width(3, 8), Width(4, 8), Width(8, 8)
 
 
 def _tile(width, vec):

@@ -4,7 +4,10 @@
     decode lane     a token of every stream that is answering; with `ride`, a chunk of a prompt besides
 
 A chunk is as large as its time allows. While somebody reads an answer, the time is the target gap between two tokens of
-it; while nobody does, it is how long a cancel may have to wait. Every method is called with the scheduler's lock held.
+it; while nobody does, it is how long a cancel may have to wait. Small chunks waste time: reading the weights, and the keys
+before them, costs the same for 8 rows as for 80. So the target is longer while prompts wait in line for each other, and
+rows ride along then: two lanes of half the cores each would write few answers at a speed that nobody asked for while
+others wait for their first token. Every method is called with the scheduler's lock held.
 """
 
 from __future__ import annotations
@@ -23,7 +26,11 @@ from .work import Piece, Work
 __all__ = ["Planner"]
 
 MAX_WAIT_S = 0.026  # of a prompt's forward while nobody reads an answer, where it cannot be stopped
-MAX_CHUNK_S = 0.25  # where it can
+MAX_CHUNK_S = 0.25  # where it can; half of it on a part of the threads, since the others may be out of work by then
+GAP_S, BUSY_GAP_S = 0.016, 0.026  # that nobody minds; while prompts wait in line for each other
+GAPS, BUSY_GAPS = 3.2, 3.8  # the same, in usual gaps of one stream, where those are longer
+MOST_ROWS = 128  # of a chunk: what more of them compute on leaves the nearest caches, and each row takes longer
+LEAST_GAPS = 1.5  # in usual gaps of all streams that are answering: or prompts would hardly be read beside them
 
 
 class Planner:
@@ -49,6 +56,7 @@ class Planner:
         self.admitting: Stream | None = None  # its session is being opened
         # A forward that can be stopped in the middle may be as long as those behind it in line can wait.
         self.max_wait_s = options.max_wait_s or (MAX_CHUNK_S if can_stop else MAX_WAIT_S)
+        self.max_part_s = options.max_wait_s or (MAX_CHUNK_S / 2 if can_stop else 2 * MAX_WAIT_S)
         self.sharing = Sharing(options.sharing, n_threads, can_split)
         self.running: dict[str, int] = {}  # lane -> threads
         self.in_hand: dict[str, Work] = {}  # lane -> the forward that it runs
@@ -159,17 +167,14 @@ class Planner:
         ready = [s for s in self.reading if not s.in_flight]
         if not ready:
             return None
-        other, way = self.running.get("decode", 0), self.sharing.way
+        other, way = self.running.get("decode", 0), self._way()
         if not self.writing or way.name == "whole":
             if other:
                 self.waits.add("prefill")
                 return None
             both = bool(self.writing)
             work = Work("prefill", self.n_threads, [], way if both else None)
-            if way.name == "whole":
-                self._add_chunk(work, ready, math.inf)
-            else:
-                self._add_chunk(work, ready, self._wait_s(work, ready[0]))
+            self._add_chunk(work, ready, math.inf if way.name == "whole" else self.max_wait_s)
             return work
         if way.name == "ride":
             return None  # the decode lane takes them along
@@ -177,13 +182,13 @@ class Planner:
             self.waits.add("prefill")
             return None
         work = Work("prefill", way.n_prefill, [], way)
-        self._add_chunk(work, ready, 2 * self._wait_s(work, ready[0]))  # nobody waits for this lane's threads
+        self._add_chunk(work, ready, self.max_part_s)
         return work
 
     def _plan_decode(self) -> Work | None:
         if not self.writing:
             return None
-        other, way = self.running.get("prefill", 0), self.sharing.way
+        other, way = self.running.get("prefill", 0), self._way()
         both = bool(self.reading)
         if way.name == "whole" and both:
             other = self.n_threads  # as if the prompts had them all
@@ -195,20 +200,25 @@ class Planner:
             return None
         pieces = [Piece(s, 1, 1) for s in self.writing]
         looks = sum(s.n_held for s in self.writing)
-        work = Work("decode", n_threads, pieces, way if both else None, len(pieces), len(pieces), looks)
+        work = Work("decode", n_threads, pieces, way if both else None, len(pieces), len(pieces), looks, looks)
         if both and way.name == "ride":
             ready = [s for s in self.reading if not s.in_flight]
             self._add_chunk(work, ready, self.target_gap_s() - self._overhead_s)
         return work
 
-    def _wait_s(self, work: Work, stream: Stream) -> float:
-        """How long a chunk may take while nobody waits for a token.
+    @property
+    def busy(self) -> bool:
+        """Whether prompts wait in line for each other."""
+        return len(self.reading) > 1
 
-        Where neighbours keep the machine so busy that even the smallest chunk takes longer, no cancel is heard in time;
-        chunks are then a little larger, or prompts would be read many times slower.
-        """
-        least = self._cost(work.n_threads, work.shares).seconds(GRAIN, looks_of(stream.n_held, GRAIN))
-        return self.max_wait_s if least <= self.max_wait_s else 1.5 * least
+    def _way(self) -> Way:
+        """How the cores are shared now: as was chosen, but not where the answers alone would take too long on a part."""
+        way = self.sharing.way
+        if way.name != "split" or self.sharing.measuring:
+            return way
+        looks = sum(s.n_held for s in self.writing)
+        gap = self._cost(way.n_decode, True).seconds(len(self.writing), looks, looks) + self._overhead_s
+        return way if gap <= self.target_gap_s() else Way("ride", self.n_threads, self.n_threads)
 
     def _add_chunk(self, work: Work, streams: list[Stream], budget_s: float) -> None:
         """Add prompts to a forward, in order, as far as it stays within budget_s."""
@@ -216,8 +226,9 @@ class Planner:
         if budget_s == math.inf:
             room = most
         else:
+            most = min(most, MOST_ROWS)
             cost = self._cost(work.n_threads, work.shares)
-            room = cost.fit(budget_s, streams[0].n_held, most, rows=work.rows, looks=work.looks)
+            room = cost.fit(budget_s, streams[0].n_held, most, rows=work.rows, looks=work.looks, spans=work.spans)
         n_out = self.n_out - work.n_steps
         for stream in streams:
             n = min(stream.n_todo, room)
@@ -232,33 +243,44 @@ class Planner:
             work.pieces.append(Piece(stream, n, n_rows))
             work.rows += n
             work.looks += looks_of(stream.n_held, n)
+            work.spans += stream.n_held
             n_out -= n_rows
             room -= n
             if not last or room < 1:
                 break
 
     def _cost(self, n_threads: int, shared: bool) -> CostModel:
-        return self._costs.setdefault((n_threads, shared), CostModel())
+        cost = self._costs.get((n_threads, shared))
+        if cost is None:
+            like = next(((n, c) for (n, _), c in self._costs.items() if c.known), None)
+            cost = CostModel() if like is None else CostModel(like[1], max(1.0, like[0] / n_threads))
+            if cost.known or like is None:
+                self._costs[n_threads, shared] = cost
+        return cost
 
     # ---- what forwards taught ---------------------------------------------------------------------------------------
 
     def usual_gap_s(self) -> float:
         """The gap between two tokens of the streams that are answering, if nothing else ran."""
-        rows, looks = len(self.writing), sum(s.n_held for s in self.writing)
-        alone = self._cost(self.n_threads, False).seconds(max(1, rows), looks)
-        return alone + self._overhead_s
+        return self._gap_of(self.writing)
+
+    def _gap_of(self, streams: list[Stream]) -> float:
+        looks = sum(s.n_held for s in streams)
+        cost = self._cost(self.n_threads, False)
+        return cost.seconds(max(1, len(streams)), looks, looks) + self._overhead_s
 
     def target_gap_s(self) -> float:
         """The gap that chunks are cut for."""
         if self.options.target_gap_s is not None:
             return self.options.target_gap_s
-        return max(0.016, 3.2 * self.usual_gap_s())
+        least, gaps = (BUSY_GAP_S, BUSY_GAPS) if self.busy else (GAP_S, GAPS)
+        return max(least, gaps * self._gap_of(self.writing[:1]), LEAST_GAPS * self.usual_gap_s())
 
     def done(self, work: Work, started: float, seconds: float, now: float) -> None:
         """A forward has ended and its rows were used: learn from it, and sort its streams to where they go on."""
         self.release(work)
         if seconds > 0:
-            self._cost(work.n_threads, work.shares).note(work.rows, work.looks, seconds)
+            self._cost(work.n_threads, work.shares).note(work.rows, work.looks, seconds, work.spans)
         gap = None
         if work.n_steps:
             self._overhead_s += 0.2 * (min(now - started - seconds, 0.1) - self._overhead_s)
@@ -277,8 +299,8 @@ class Planner:
         elif self.sharing.note(work.way, now, work.rows - work.n_steps, work.n_steps, gap):
             cost, n = self._cost(self.n_threads, False), len(self.writing)
             looks = sum(s.n_held for s in self.writing)
-            row_s = cost.seconds(64, looks_of(looks // n, 64)) / 64
-            self.sharing.choose(row_s, cost.seconds(n, looks) / n, self.target_gap_s())
+            row_s = cost.seconds(64, looks_of(looks // n, 64), looks // n) / 64
+            self.sharing.choose(row_s, cost.seconds(n, looks, looks) / n, self.target_gap_s())
 
     def release(self, work: Work) -> None:
         """A forward has ended, well or not: its cores and streams are free."""

@@ -20,6 +20,7 @@ __all__ = ["SHARINGS", "Sharing", "Way"]
 SHARINGS = ("auto", "ride", "split", "whole")
 STEPS, CHUNKS = 8, 3  # that a way is tried for
 _SLACK = 1.3  # a gap this much above the target is still taken
+_NEAR = 0.8  # of the most work: ways that do this much are as good, and the one with the shortest gap is kept
 
 
 @dataclass(frozen=True)
@@ -136,8 +137,9 @@ class Sharing:
     def choose(self, row_s: float, token_s: float, target_s: float) -> None:
         """Keep the best way that was tried. row_s and token_s are what a prompt's row and a token cost alone."""
         ranked = sorted(self._trials, key=lambda t: t.worth(row_s, token_s), reverse=True)
-        fine = [t for t in ranked if t.gap <= target_s * _SLACK]
-        best = fine[0] if fine else min(ranked, key=lambda t: t.gap)
+        most = ranked[0].worth(row_s, token_s)
+        fine = [t for t in ranked if t.gap <= target_s * _SLACK and t.worth(row_s, token_s) >= _NEAR * most]
+        best = min(fine or ranked, key=lambda t: t.gap)
         self.way = best.way
         self.figures = {str(t.way): t.figures(row_s, token_s) for t in self._trials}
         if fine:

@@ -34,7 +34,8 @@ class Work:
     way: Way | None  # how the cores are shared; None when this phase works alone
     n_steps: int = 0  # the first pieces that are steps of answers; the others are chunks of prompts
     rows: int = 0
-    looks: int = 0
+    looks: int = 0  # sum of the rows' positions
+    spans: int = 0  # sum of the positions at which the pieces begin
 
     @property
     def shares(self) -> bool:

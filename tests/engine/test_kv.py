@@ -34,7 +34,7 @@ def pages(kv: PagedKV, seq: int, group: int = 0) -> list[int]:
 def content(kv: PagedKV, group: int, layer: int, page: int) -> np.ndarray:
     """The bytes of a page of one layer: a view."""
     pool = kv.pools[group]
-    return pool.arena.view(kv.layer_address(group, layer) + page * PAGE_BYTES, PAGE_BYTES)
+    return pool.arena.view(kv.layer_address(group, layer) + page * kv.page_stride(group), PAGE_BYTES)
 
 
 def test_pages_come_as_a_sequence_grows() -> None:

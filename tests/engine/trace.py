@@ -140,11 +140,12 @@ class NativeMemory:
     def cache(self, kv: Operand, slot: int, n: int, n_kv: int, head_dim: int) -> tuple[Array, Array]:
         assert isinstance(kv, KV)
         base, page_bytes, kind = self.address(kv), self.engine.kv.page_bytes, self.engine.kv_type
+        stride = self.engine.kv.page_stride(kv.group)
         keys, values = [], []
         for page in self.engine.kv.table[slot, kv.group, : -(-n // PAGE)]:
             heads = np.zeros((2 * n_kv, PAGE, head_dim), np.float32)  # a page that a window has passed
             if page >= 0:
-                raw = at(base + int(page) * page_bytes, np.uint8, 2 * n_kv, page_bytes // (2 * n_kv))
+                raw = at(base + int(page) * stride, np.uint8, 2 * n_kv, page_bytes // (2 * n_kv))
                 for i, head in enumerate(raw):
                     heads[i] = read_head(kind, head, head_dim, keys=i < n_kv)
             keys.append(heads[:n_kv].transpose(1, 0, 2))

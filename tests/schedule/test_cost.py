@@ -46,7 +46,8 @@ def test_a_fit_keeps_to_its_budget(others: int) -> None:
     assert (n + others) % 8 == 0
     assert truth(n + others, 0) <= 0.044
     assert truth(n + others + 16, 0) > 0.036
-    assert cost.fit(0.0, 0, 512, rows=others) == 8  # never less than a tile
+    least = {0: 4, 1: 7, 5: 11, 16: 8}  # half a tile of its own, and others' tiles are filled
+    assert cost.fit(0.0, 0, 512, rows=others) == least[others]
     assert cost.fit(10.0, 0, 512) == 256  # nor twice what was ever tried
     assert cost.fit(10.0, 0, 100) == 96
 
@@ -67,3 +68,32 @@ def test_a_machine_that_slows_down_is_noticed() -> None:
             n = cost.fit(0.03, 0, 512)
             cost.note(n, 0, factor * truth(n, 0))
         assert truth(n, 0) * factor == pytest.approx(0.03, rel=0.3)
+
+
+def test_keys_that_a_piece_reads_once_are_told_from_those_that_each_row_looks_at() -> None:
+    """A prompt's chunk reads its keys once for all rows; an answer's row reads its own."""
+    cost, rng = CostModel(), random.Random(2)
+
+    def real(rows: int, looks: int, spans: int) -> float:
+        return 0.003 + 0.0005 * rows + 4e-7 * looks + 15e-7 * spans
+
+    for _ in range(400):
+        if rng.random() < 0.5:
+            n = rng.randrange(1, 9)  # answers
+            looks = spans = sum(rng.randrange(3000) for _ in range(n))
+        else:
+            n, first = 8 * rng.randrange(1, 9), rng.randrange(3000)
+            looks, spans = looks_of(first, n), first
+        cost.note(n, looks, real(n, looks, spans) * rng.uniform(0.95, 1.1), spans)
+    for n, looks, spans in ((4, 8000, 8000), (40, looks_of(2000, 40), 2000), (64, 0, 0)):
+        assert cost.seconds(n, looks, spans) == pytest.approx(real(n, looks, spans), rel=0.15)
+
+
+def test_a_model_borrows_from_another_until_it_has_measured() -> None:
+    two = CostModel()
+    two.note(8, 0, 0.010)
+    one = CostModel(two, 2.0)
+    assert one.known
+    assert one.seconds(8, 0) == pytest.approx(0.020)
+    assert one.figures() == {}
+    assert not CostModel(CostModel(), 2.0).known
