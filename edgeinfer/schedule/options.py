@@ -19,8 +19,9 @@ class ScheduleSettings:
     max_queue      most requests that wait beyond them; one more is refused with BusyError
     sharing        who gets the cores when prompts are read and answers written at once: "auto" measures, "ride" puts
                    both into one forward, "split" runs two forwards, "whole" reads every prompt first (for benchmarks)
-    target_gap_s   the time between two tokens of an answer while another prompt is read; None is 16 ms or 3.2 times the
-                   usual gap, whichever is longer
+    target_gap_s   the time between two tokens of an answer while another prompt is read; None is the longest of 16 ms,
+                   3.2 usual gaps of one stream and 1.5 of all that answer, and while prompts wait in line for each
+                   other 26 ms and 3.8 gaps
     max_wait_s     the longest forward of a prompt while nobody reads an answer; None is 250 ms where the engine can
                    stop a forward in the middle, else 26 ms, because a cancel waits for its end
     aging_s        how much later than it is a request counts for each step down in priority
