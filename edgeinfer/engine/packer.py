@@ -92,9 +92,8 @@ class PackedWeights:
         for i, part in enumerate(matrix.parts):
             mine = rows[which == i]
             if len(mine):
-                offset = weights.tensor(part.tensor).offset
                 start, n = int(mine.min()), int(mine.max() - mine.min()) + 1
-                weights.file.release((offset + start * row_bytes, n * row_bytes))
+                weights.file.release(part.tensor, start * row_bytes, n * row_bytes)
 
     def close(self) -> None:
         """Forget the addresses; the memory goes with the last reference."""

@@ -56,7 +56,7 @@ class ModelConfig:
         """Read and check the configuration.
 
         Raises ModelFileError (a key is missing, out of range or contradicts the tensors) or UnsupportedModelError
-        (sound, but nothing here runs it: split files, sizes that differ per layer, an unknown rope scaling).
+        (sound, but nothing here runs it: sizes that differ per layer, an unknown rope scaling).
         """
         keys = _Keys(file, architecture(file))
         n_layer = keys.count("block_count")
@@ -104,13 +104,7 @@ class ModelConfig:
 
 
 def architecture(file: GGUFFile) -> str:
-    """The family that the file names. Raises ModelFileError (none) or UnsupportedModelError (one shard of several)."""
-    count = file.metadata.get("split.count", 1)
-    if isinstance(count, int) and count > 1:
-        raise UnsupportedModelError(
-            f"{file.path} is one of {count} shards of a split model, which edgeinfer does not read yet; "
-            "join them with 'llama-gguf-split --merge' first"
-        )
+    """The family that the file names. Raises ModelFileError where it names none."""
     arch = file.metadata.get("general.architecture")
     if not isinstance(arch, str) or not arch:
         raise ModelFileError(f"{file.path}: general.architecture is missing; the file does not say what family it is")

@@ -179,8 +179,3 @@ def test_rope_scaling_by_new_and_old_keys(tmp_path: Path, metadata: dict[str, An
 def test_an_unknown_rope_scaling_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=r"llama\.rope\.scaling\.type is 'spiral'"):
         config_of(tmp_path, metadata={".rope.scaling.type": "spiral"})
-
-
-def test_one_shard_of_several_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="one of 3 shards"):
-        config_of(tmp_path, metadata={"split.count": ("uint16", 3)})
