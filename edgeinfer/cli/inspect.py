@@ -2,42 +2,98 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Any
 
 import click
 
+from ..errors import SettingError
 from ..model.gguf import GGUFFile
-from ..profile.summary import summarize
 from ..settings import settings
+from .inspect_view import LABEL, Section, sections
+from .terminal import json_text, visible
 
 __all__ = ["inspect"]
 
-_LABEL = 16  # columns
-
 
 @click.command()
-@click.argument("file")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, with keys that stay.")
 @click.option("--tensors", is_flag=True, help="List every tensor.")
+@click.option("--template", is_flag=True, help="Show the chat template and what is wrong with it.")
+@click.option("--hex", "tensor", metavar="TENSOR", help="Show the first blocks of a tensor, as bytes and as weights.")
+@click.option("--blocks", type=int, default=2, show_default=True, help="How many blocks --hex shows.")
+@click.option("--diff", "other", metavar="FILE", help="Show what differs between FILE... and this one.")
+@click.option("--draft", metavar="FILE", help="Say whether this model can draft for FILE... in speculative decoding.")
 @click.option("--n-ctx", type=int, help="Plan memory for this context (default: as chat would, at most 4096).")
-def inspect(file: str, as_json: bool, tensors: bool, n_ctx: int | None) -> None:
-    """Show what is in FILE (a .gguf file, or the name of a model on this disk) and whether it runs here."""
-    with GGUFFile.open(_path_of(file)) as opened:
-        summary = summarize(opened, n_ctx, tensors)
+def inspect(
+    files: tuple[str, ...],
+    as_json: bool,
+    tensors: bool,
+    template: bool,
+    tensor: str | None,
+    blocks: int,
+    other: str | None,
+    draft: str | None,
+    n_ctx: int | None,
+) -> None:
+    """Show what is in FILE (a .gguf file, or the name of a model on this disk) and whether it runs here.
+
+    Of a model in several files name any one, or all.
+    """
+    if sum(map(bool, (other, draft, tensor))) > 1:
+        raise SettingError("--diff, --draft and --hex show different things; ask for one at a time")
+    with ExitStack() as opened:
+        paths = [_path_of(name) for name in files]
+        file = opened.enter_context(GGUFFile.open(paths[0] if len(paths) == 1 else paths))
+        second = other or draft
+        if second:
+            beside = opened.enter_context(GGUFFile.open(_path_of(second)))
+            found, shown = _compared(file, beside) if other else _paired(file, beside)
+        elif tensor:
+            found, shown = _hex(file, tensor, blocks)
+        else:
+            found, shown = _summary(file, n_ctx, tensors, template)
     if as_json:
-        click.echo(json.dumps(summary, ensure_ascii=False, indent=2, allow_nan=False))
-        return
-    if sys.stdout.isatty() and not settings().no_color:
-        _print_rich(summary)
-        return
-    for title, rows in _sections(summary):
-        click.echo(title)
-        for label, text in rows:
-            click.echo(f"  {label:<{_LABEL}}{text}" if label else f"  {text}")
+        click.echo(json_text(found))
+    else:
+        _print(shown)
+
+
+def _summary(file: GGUFFile, n_ctx: int | None, tensors: bool, template: bool) -> tuple[Any, Iterable[Section]]:
+    from ..profile.summary import summarize
+
+    found = summarize(file, n_ctx, tensors, lint=True if template else None)
+    if template:
+        found["template"]["source"] = file.metadata.get("tokenizer.chat_template")
+    return found, sections(found)
+
+
+def _compared(a: GGUFFile, b: GGUFFile) -> tuple[Any, Iterable[Section]]:
+    from ..profile.pairs import compare_files
+    from .inspect_pairs import diff_sections
+
+    found = compare_files(a, b)
+    return found, diff_sections(found)
+
+
+def _paired(target: GGUFFile, draft: GGUFFile) -> tuple[Any, Iterable[Section]]:
+    from ..profile.pairs import draft_pair
+    from .inspect_pairs import draft_sections
+
+    found = draft_pair(target, draft)
+    return found, draft_sections(found)
+
+
+def _hex(file: GGUFFile, tensor: str, blocks: int) -> tuple[Any, Iterable[Section]]:
+    from ..profile.tensor_bytes import tensor_blocks
+    from .inspect_pairs import hex_sections
+
+    found = tensor_blocks(file, tensor, blocks)
+    return found, hex_sections(found)
 
 
 def _path_of(name: str) -> str | os.PathLike[str]:
@@ -49,144 +105,24 @@ def _path_of(name: str) -> str | os.PathLike[str]:
     return resolve(name, settings())
 
 
-def _print_rich(summary: dict[str, Any]) -> None:
+def _print(shown: Iterable[Section]) -> None:
+    if sys.stdout.isatty() and not settings().no_color:
+        _print_rich(shown)
+        return
+    for title, rows in shown:
+        click.echo(title)
+        for label, text in rows:
+            click.echo(visible(f"  {label:<{LABEL}}{text}" if label else f"  {text}"))
+
+
+def _print_rich(shown: Iterable[Section]) -> None:
     from rich.console import Console
     from rich.text import Text
 
     console = Console(highlight=False, soft_wrap=True)
-    for title, rows in _sections(summary):
+    for title, rows in shown:
         console.print(Text(title, style="bold"))
         for label, text in rows:
-            style = "red" if label == "cannot run" else "green" if label == "runs" else ""
-            console.print(Text.assemble("  ", (f"{label:<{_LABEL}}" if label else "", "cyan"), (text, style)))
-
-
-def _sections(s: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """The report: titles, and lines of (label, text); a line without a label stands for itself."""
-    config, parameters, quantization = s["config"], s["parameters"], s["quantization"]
-    yield (
-        _clean(s["path"]),
-        [
-            ("name", _clean(s["name"]) if s["name"] else "not given"),
-            ("size", f"{_size(s['size'])} ({s['size']:,} bytes)"),
-            ("format", f"GGUF v{s['version']}, {s['n_metadata']} metadata keys, {s['n_tensors']} tensors"),
-        ],
-    )
-    rows = [("family", _clean(s["architecture"] or "not given"))]
-    if config:
-        rows += _model_rows(config)
-    total, embedding = parameters["total"], parameters["embedding"]
-    shared = ""
-    if parameters["tied_embeddings"]:
-        again = "; the file stores them twice" if parameters["embeddings_stored_twice"] else ""
-        shared = f", shared with the output matrix and counted once{again}"
-    rows.append(("parameters", f"{_count(total)} ({total:,}), of which embeddings {_count(embedding)}{shared}"))
-    yield "Model", rows
-    yield "Weights", _weight_rows(quantization)
-    yield "Text", _text_rows(s["tokenizer"], s["template"])
-    if s["memory"]:
-        yield "Memory", _memory_rows(s["memory"])
-    problems = s["native"]["problems"]
-    verdict = [("cannot run", _clean(problem)) for problem in problems]
-    yield "Native engine", verdict or [("runs", "yes: every tensor, the family and the tokenizer are supported")]
-    if "tensors" in s:
-        yield "Tensors", _tensor_rows(s["tensors"])
-
-
-def _model_rows(c: dict[str, Any]) -> list[tuple[str, str]]:
-    heads = f"{c['n_head']} heads of {c['head_dim']}, {c['n_head_kv']} for keys and values"
-    rope = f"base {c['rope_base']:g}, {c['rope_dim']} dimensions"
-    if c["rope_base_local"]:
-        rope += f", base {c['rope_base_local']:g} in sliding layers"
-    if c["rope_scaling_type"]:
-        rope += f", {c['rope_scaling_type']} scaling by {c['rope_scaling_factor']:g}"
-    rows = [
-        ("layers", f"{c['n_layer']} of width {c['n_embd']}, feed-forward {c['n_ff']}"),
-        ("attention", heads + (f", sliding window {c['sliding_window']}" if c["sliding_window"] else "")),
-        ("rotary", rope),
-        ("context", f"trained for {c['n_ctx_train']:,} tokens"),
-        ("vocabulary", f"{c['n_vocab']:,} rows, {c['n_tokens']:,} tokens"),
-    ]
-    if c["n_expert"]:
-        rows.append(("experts", str(c["n_expert"])))
-    return rows
-
-
-def _weight_rows(quantization: dict[str, Any]) -> list[tuple[str, str]]:
-    rows = [
-        ("recipe", quantization["file_type"] or "not given"),
-        ("bits per weight", f"{quantization['bits_per_weight']:.2f}, {_size(quantization['bytes'])} in all"),
-    ]
-    for row in quantization["types"]:
-        text = f"{row['tensors']:>4} tensors  {_size(row['bytes']):>9}  {row['bits_per_weight']:.2f} bits"
-        rows.append((row["type"], text + ("" if row["native"] else "  (does not run)")))
-    return rows
-
-
-def _text_rows(tokenizer: dict[str, Any], template: dict[str, Any]) -> list[tuple[str, str]]:
-    pre = f", pre-tokenizer {_clean(tokenizer['pre'])}" if tokenizer["pre"] else ""
-    rows = [("tokenizer", f"{tokenizer['kind'] or 'none'} ({_clean(tokenizer['model'])}){pre}")]
-    flags = [f"{name} {_yes(tokenizer[name])}" for name in ("add_bos", "add_eos", "add_space_prefix")]
-    rows.append(("adds", ", ".join(flags)))
-    for name, token in tokenizer["special"].items():
-        rows.append((name, _token(token)))
-    rows.append(("ends an answer", ", ".join(map(_token, tokenizer["ends"])) or "nothing"))
-    if not template["present"]:
-        rows.append(("chat template", "none; chat falls back to plain completion"))
-    elif template["parses"]:
-        rows.append(("chat template", f"yes, {template['length']:,} characters"))
-    else:
-        rows.append(("chat template", f"broken: {_clean(template['error'])}"))
-    return rows
-
-
-def _memory_rows(memory: dict[str, Any]) -> list[tuple[str, str]]:
-    return [
-        ("context", f"{memory['n_ctx']:,} tokens"),
-        ("weights", _size(memory["weights"])),
-        ("KV cache", f"{_size(memory['kv'])} ({memory['kv_per_position']:,} bytes a token, f16)"),
-        ("scratch", f"about {_size(memory['scratch'])}"),
-        ("runtime", f"about {_size(memory['runtime'])}"),
-        ("total", f"about {_size(memory['total'])}"),
-    ]
-
-
-def _tensor_rows(tensors: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    width = max((len(_clean(t["name"])) for t in tensors), default=0)
-    rows = []
-    for t in tensors:
-        shape = " x ".join(map(str, t["shape"]))
-        rows.append(("", f"{_clean(t['name']):<{width}}  {t['type']:<8} {shape:<16} {_size(t['bytes']):>9}"))
-    return rows
-
-
-def _token(token: dict[str, Any]) -> str:
-    return (
-        f"{token['id']} {_clean(repr(token['text']))}"
-        if token["text"] is not None
-        else f"{token['id']} (no such token)"
-    )
-
-
-def _yes(value: object) -> str:
-    return "not given" if value is None else "yes" if value is True else "no" if value is False else _clean(value)
-
-
-def _clean(value: object) -> str:
-    """Text from a file without line breaks or control characters, which could drive the terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
-
-
-def _size(n: int) -> str:
-    """Bytes in decimal units, as disks and downloads count."""
-    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if n >= scale:
-            return f"{n / scale:.2f} {unit}" if unit == "GB" else f"{n / scale:.1f} {unit}"
-    return f"{n} B"
-
-
-def _count(n: int) -> str:
-    for unit, scale in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
-        if n >= scale:
-            return f"{n / scale:.4g}{unit}"
-    return str(n)
+            style = "red" if label in ("cannot run", "problem") else "green" if label in ("runs", "same") else ""
+            line = Text.assemble("  ", (f"{label:<{LABEL}}" if label else "", "cyan"), (visible(text), style))
+            console.print(line)

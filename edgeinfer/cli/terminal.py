@@ -6,6 +6,7 @@ Answers go to stdout, everything else to stderr. rich is imported only where std
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import sys
@@ -20,7 +21,19 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
     from rich.status import Status
 
-__all__ = ["PullProgress", "StatusLine", "check_text", "prepare_streams", "read_input", "say", "visible"]
+__all__ = [
+    *(
+        "PullProgress",
+        "StatusLine",
+        "check_text",
+        "escaped",
+        "json_text",
+        "prepare_streams",
+        "read_input",
+        "say",
+        "visible",
+    ),
+]
 
 
 def prepare_streams() -> None:
@@ -43,12 +56,30 @@ def say(text: str) -> None:
 
 
 # Control characters and escape sequences could move the cursor, rename the window or hide text.
-_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 def visible(text: str) -> str:
     """Return text that is safe on a terminal: control characters but newline and tab become U+FFFD."""
     return _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def escaped(value: object) -> str:
+    """One line of text for a name or another value from outside: whatever is not printable is written as an escape.
+
+    Control characters, escape sequences, direction marks and line breaks can then move nothing, and can be read.
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in str(value))
+
+
+def json_text(value: object) -> str:
+    """A value as indented JSON in readable characters, those that could drive a terminal written as escapes."""
+    text = json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False)
+    return "".join(c if c.isprintable() or c == "\n" else _json_escape(c) for c in text)
+
+
+def _json_escape(character: str) -> str:
+    return json.dumps(character)[1:-1] if ord(character) > 0x7F else f"\\u{ord(character):04x}"
 
 
 def check_text(text: str, what: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import repeat
@@ -189,8 +190,11 @@ class HeaderParser:
         # The only walk over a whole vocabulary: as tight as Python gets. A length that leads past the end of the file
         # is noticed at the next element, since a position never moves back.
         start, unpack, mapped = pos, _U64, self._map
+        places = array("q")
+        note = places.append
         try:
             for _ in repeat(None, n):
+                note(pos)
                 pos += unpack(mapped, pos)[0] + 8
         except (struct.error, OverflowError, IndexError):
             pos = self.size + 1
@@ -199,7 +203,7 @@ class HeaderParser:
                 f"a string of array {key!r} (starting at offset {start}) ends beyond the file's {self.size} bytes; "
                 "it is truncated or damaged, download it again"
             )
-        return LazyArray(self._raw, kind, n, start, pos), pos
+        return LazyArray(self._raw, kind, n, start, pos, places=places), pos
 
     def _nested(self, pos: int, key: str, n: int, depth: int) -> tuple[LazyArray, int]:
         self._nested_left -= n

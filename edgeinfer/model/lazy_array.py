@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, overload
@@ -10,7 +11,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NUMBER_TYPES", "STRING_TYPE", "LazyArray"]
+__all__ = ["NUMBER_TYPES", "STRING_TYPE", "LazyArray", "split_strings"]
 
 # GGUF value type -> (name, struct code, bytes)
 NUMBER_TYPES: dict[int, tuple[str, str, int]] = {
@@ -36,7 +37,7 @@ class LazyArray(Sequence[Any]):
     As a sequence it gives Python values: numbers, str, or LazyArray for nested arrays.
     """
 
-    __slots__ = ("_cache", "_end", "_items", "_n", "_read", "_start", "_type", "kind")
+    __slots__ = ("_cache", "_end", "_items", "_n", "_places", "_read", "_start", "_type", "kind")
 
     def __init__(
         self,
@@ -46,8 +47,13 @@ class LazyArray(Sequence[Any]):
         start: int,
         end: int,
         items: tuple[LazyArray, ...] | None = None,
+        places: array[int] | None = None,
     ) -> None:
-        """`read(start, end)` gives bytes of the file; the lengths inside [start, end) have been checked already."""
+        """`read(start, end)` gives bytes of the file; the lengths inside [start, end) have been checked already.
+
+        `places` is where in the file each string's length stands, as far as that was noted; it serves the first use and is
+        then dropped, since a vocabulary takes megabytes.
+        """
         self.kind = "string" if type_id == STRING_TYPE else NUMBER_TYPES[type_id][0] if items is None else "array"
         self._type = type_id
         self._read = read
@@ -55,6 +61,7 @@ class LazyArray(Sequence[Any]):
         self._start = start
         self._end = end
         self._items = items
+        self._places = places
         self._cache: Any = None
 
     def __len__(self) -> int:
@@ -103,32 +110,26 @@ class LazyArray(Sequence[Any]):
         if self.kind != "string":
             raise TypeError(f"an array of {self.kind} holds no strings")
         raw, starts = self._split()
-        joined, separator = self._joined(raw, starts, b"\0\1\2\3\4\5\6\7")
+        joined, separator = _joined(raw, starts, b"\0\1\2\3\4\5\6\7")
         if joined is not None:
             try:
                 return joined.decode().split(separator.decode())
             except UnicodeDecodeError:
                 pass
-        return [piece.decode(errors=errors) for piece in self.bytes_list()]
+        return [piece.decode(errors=errors) for piece in split_strings(raw, starts)]
 
     def bytes_list(self) -> list[bytes]:
         """All strings as their exact bytes. The caller owns the list."""
         if self.kind != "string":
             raise TypeError(f"an array of {self.kind} holds no strings")
-        raw, starts = self._split()
-        joined, separator = self._joined(raw, starts, b"\xff\xfe\xfd\xfc\0\1\2\3")
-        if joined is not None:
-            return joined.split(separator)
-        ends = [*starts[1:], len(raw) + 8]
-        return [raw[start : end - 8] for start, end in zip(starts, ends, strict=False)]  # no strings: one end too many
+        return split_strings(*self._split())
 
     def packed(self) -> tuple[bytes, NDArray[np.int64], NDArray[np.int64]]:
         """All strings inside one bytes object, with where each starts and ends in it: (n,), (n,). Nothing is kept."""
         if self.kind != "string":
             raise TypeError(f"an array of {self.kind} holds no strings")
-        raw, found = self._split()
-        starts = np.array(found, np.int64)
-        return raw, starts, np.append(starts[1:] - 8, len(raw)) if found else starts
+        raw, starts = self._split()
+        return raw, starts, np.append(starts[1:] - 8, len(raw)) if len(starts) else starts
 
     def _values(self) -> Any:
         if self._items is not None:
@@ -139,35 +140,46 @@ class LazyArray(Sequence[Any]):
             self._cache = self.strings()
         return self._cache
 
-    def _split(self) -> tuple[bytes, list[int]]:
+    def _split(self) -> tuple[bytes, NDArray[np.int64]]:
         """The raw bytes, and where each string's text starts in them (its u64 length stands before it)."""
         raw = self._read(self._start, self._end)
-        unpack, starts, pos = struct.Struct("<Q").unpack_from, [], 0
+        places, self._places = self._places, None
+        if places is not None:
+            return raw, np.frombuffer(places, np.int64) + (8 - self._start) if self._n else np.zeros(0, np.int64)
+        unpack, starts, pos = struct.Struct("<Q").unpack_from, array("q"), 0
         for _ in repeat(None, self._n):
-            length = unpack(raw, pos)[0]
-            pos += 8
-            starts.append(pos)
-            pos += length
-        return raw, starts
+            starts.append(pos + 8)
+            pos += unpack(raw, pos)[0] + 8
+        return raw, np.frombuffer(starts, np.int64) if self._n else np.zeros(0, np.int64)
 
-    def _joined(self, raw: bytes, starts: list[int], candidates: bytes) -> tuple[bytes | None, bytes]:
-        """All texts with one separator byte between them, for one fast split; None where no candidate is free.
 
-        The eight bytes of each length are cut out, but for the last, which becomes the separator.
-        """
-        if not starts:
-            return None, b""
-        text = np.frombuffer(raw, np.uint8).copy()
-        first = np.array(starts, np.int64)
-        keep = np.ones(len(text), np.bool_)
-        for back in range(2, 9):
-            keep[first - back] = False
-        keep[7] = False
-        inside = keep.copy()
-        inside[first - 1] = False
-        used = np.bincount(text[inside], minlength=256)
-        free = next((byte for byte in candidates if not used[byte]), None)
-        if free is None:
-            return None, b""
-        text[first - 1] = free
-        return text[keep].tobytes(), bytes([free])
+def split_strings(raw: bytes, starts: NDArray[np.int64]) -> list[bytes]:
+    """The strings of an array's bytes, whose texts start at `starts`, each after its u64 length."""
+    joined, separator = _joined(raw, starts, b"\xff\xfe\xfd\xfc\0\1\2\3")
+    if joined is not None:
+        return joined.split(separator)
+    places = starts.tolist()
+    ends = [*places[1:], len(raw) + 8]
+    return [raw[start : end - 8] for start, end in zip(places, ends, strict=False)]  # no strings: one end too many
+
+
+def _joined(raw: bytes, starts: NDArray[np.int64], candidates: bytes) -> tuple[bytes | None, bytes]:
+    """All texts with one separator byte between them, for one fast split; None where no candidate is free.
+
+    The eight bytes of each length are cut out, but for the last, which becomes the separator.
+    """
+    if not len(starts):
+        return None, b""
+    text = np.frombuffer(raw, np.uint8).copy()
+    keep = np.ones(len(text), np.bool_)
+    for back in range(2, 9):
+        keep[starts - back] = False
+    keep[7] = False
+    inside = keep.copy()
+    inside[starts - 1] = False
+    used = np.bincount(text[inside], minlength=256)
+    free = next((byte for byte in candidates if not used[byte]), None)
+    if free is None:
+        return None, b""
+    text[starts - 1] = free
+    return text[keep].tobytes(), bytes([free])

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..arch import ARCHS
+from ..engine.kv import REWIND
 from ..model.config import ModelConfig
+from ..plan.packing import KV_PAGE, KV_TYPES
 
-__all__ = ["RUNTIME_BYTES", "MemoryPlan", "plan_memory"]
+__all__ = ["CONTEXTS", "RUNTIME_BYTES", "MemoryPlan", "plan_memory", "windows_of"]
 
-KV_BYTES = 2  # f16
 # Python, NumPy, Numba and the compiled kernels of one chat
 RUNTIME_BYTES = 130_000_000
+CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)  # that plans are shown for, as far as the model was trained
 
 
 @dataclass(frozen=True)
@@ -19,9 +23,10 @@ class MemoryPlan:
 
     n_ctx: int  # positions
     n_batch: int  # most tokens of one forward
+    kv_type: str  # "f16", "q8_0" or "q4_0"
     weights: int  # all tensors, once
-    kv_per_position: int  # keys and values of all layers, f16
-    kv: int  # kv_per_position * n_ctx
+    kv_per_position: int  # keys and values of all layers
+    kv: int  # of one sequence of n_ctx positions; layers with a window keep only that much
     scratch: int  # activations of n_batch tokens in two lanes, and a row of logits in each
     runtime: int  # what the process needs without any model
 
@@ -31,14 +36,33 @@ class MemoryPlan:
         return self.weights + self.kv + self.scratch + self.runtime
 
 
-def plan_memory(weights_bytes: int, config: ModelConfig, n_ctx: int, n_batch: int = 512) -> MemoryPlan:
+def windows_of(config: ModelConfig) -> list[tuple[int, int]]:
+    """(layers, positions they look back, 0 for all) of each group of layers, as the family says; else all look back."""
+    family = ARCHS.get(config.arch)
+    return [(g.n_layer, g.window) for g in family.groups(config)] if family else [(config.n_layer, 0)]
+
+
+def plan_memory(
+    weights_bytes: int,
+    config: ModelConfig,
+    n_ctx: int,
+    n_batch: int = 512,
+    kv_type: str = "f16",
+    windows: Sequence[tuple[int, int]] | None = None,
+) -> MemoryPlan:
     """The memory that a model of `weights_bytes` takes with a context of `n_ctx` positions.
 
-    KV: n_layer * n_head_kv * (head_dim + head_dim_v) f16 numbers a position; sliding layers are counted in full.
+    KV: n_head_kv * (head_dim + head_dim_v) numbers a layer and position, of 2, 34/32 or 18/32 bytes. `windows` is what
+    `windows_of` gives (default: every layer keeps every position); such a group keeps its window, the positions that a
+    rewind may go back, and what one forward adds.
     """
-    kv_per_position = config.n_layer * config.n_head_kv * (config.head_dim + config.head_dim_v) * KV_BYTES
+    per_layer = config.n_head_kv * (config.head_dim + config.head_dim_v) * KV_TYPES[kv_type] // 32
+    kv = 0
+    for n_layer, window in windows if windows is not None else [(config.n_layer, 0)]:
+        kept = -(-(window + REWIND + n_batch) // KV_PAGE) * KV_PAGE + KV_PAGE if window else n_ctx
+        kv += n_layer * per_layer * min(n_ctx, kept)
     # a token's activations: residual, normed and output rows; q, k, v and the attention's output; gate, up and product
     row = 3 * config.n_embd + 3 * config.n_ff
     row += 2 * config.n_head * config.head_dim + config.n_head_kv * (config.head_dim + config.head_dim_v)
     scratch = 2 * 4 * (min(n_batch, n_ctx) * row + config.n_vocab)
-    return MemoryPlan(n_ctx, n_batch, weights_bytes, kv_per_position, kv_per_position * n_ctx, scratch, RUNTIME_BYTES)
+    return MemoryPlan(n_ctx, n_batch, kv_type, weights_bytes, config.n_layer * per_layer, kv, scratch, RUNTIME_BYTES)

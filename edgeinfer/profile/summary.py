@@ -1,39 +1,50 @@
-"""FILE -> a summary: what is in a GGUF file, what it needs, and what the native engine can run of it and why not.
+"""FILE -> a summary: what is in a GGUF file, what it needs, and what each backend can run of it and why not.
 
 Collects plain values (what `inspect --json` prints); formats nothing. Imports neither numba nor a tokenizer library.
+
+The keys are stable: a later version may add some, and raises `schema` when it changes or takes away any.
+
+    schema, path, shards, size, version, byte_order, alignment, data_offset, n_metadata, n_tensors
+    architecture, name, about (licence, authors, base models), config, hyperparameters (as written), rope
+    parameters, quantization (types, groups), tokenizer (special, ends, oddities), template (lint)
+    memory (at one context), memory_plans (at several, by KV type), native, llamacpp, metadata; with --tensors: tensors
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from ..arch import ARCHS
-from ..errors import EdgeInferError, ModelFileError, SettingError, TemplateError, UnsupportedModelError
-from ..model.config import ModelConfig, architecture
+from ..errors import EdgeInferError, SettingError, TemplateError
+from ..model.config import ModelConfig
 from ..model.gguf import GGUFFile, TensorInfo
-from ..model.lazy_array import LazyArray
-from ..model.pretokenizers import rule_named
-from ..model.special_tokens import end_ids, token_kinds
 from ..model.weights import unsupported_reason
-from .memory import plan_memory
+from .backends import llamacpp, native_problems, read_config
+from .memory import CONTEXTS, plan_memory, windows_of
+from .quant_mix import FILE_TYPES, quantization
+from .vocabulary import plain, tokenizer_facts
 
-__all__ = ["FILE_TYPES", "default_n_ctx", "summarize"]
+__all__ = ["FILE_TYPES", "SCHEMA", "default_n_ctx", "summarize"]
 
-# general.file_type: the recipe that the writer says it used
-FILE_TYPES: Mapping[int, str] = {
-    **dict(enumerate(("F32", "F16", "Q4_0", "Q4_1"))),
-    **dict(enumerate(("Q8_0", "Q5_0", "Q5_1", "Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_K_S", "Q4_K_M"), 7)),
-    **dict(enumerate(("Q5_K_S", "Q5_K_M", "Q6_K", "IQ2_XXS", "IQ2_XS", "Q2_K_S", "IQ3_XS", "IQ3_XXS", "IQ1_S"), 16)),
-    **dict(enumerate(("IQ4_NL", "IQ3_S", "IQ3_M", "IQ2_S", "IQ2_M", "IQ4_XS", "IQ1_M", "BF16"), 25)),
-    **dict(enumerate(("TQ1_0", "TQ2_0", "MXFP4_MOE", "NVFP4", "Q1_0", "Q2_0"), 36)),
-}
-TOKENIZER_KINDS = {"gpt2": "BPE", "llama": "SPM", "bert": "WPM", "t5": "UGM", "rwkv": "RWKV", "plamo2": "PLaMo-2"}
-SPECIAL = ("bos", "eos", "eot", "eom", "unknown", "padding", "separator", "seperator", "cls", "mask")
+SCHEMA = 1
+LINT_TOKENS = 1 << 16  # a lint needs the whole tokenizer; above this many tokens it is made only when asked for
+ABOUT = (
+    *(
+        "license",
+        "author",
+        "organization",
+        "version",
+        "finetune",
+        "size_label",
+        "url",
+        "repo_url",
+        "source",
+        "base_model",
+    ),
+    *("quantized_by", "languages", "tags", "datasets", "dataset", "description"),
+)
 
 
 def default_n_ctx(n_ctx_train: int) -> int:
@@ -41,59 +52,70 @@ def default_n_ctx(n_ctx_train: int) -> int:
     return min(n_ctx_train, 4096)
 
 
-def summarize(file: GGUFFile, n_ctx: int | None = None, tensors: bool = False) -> dict[str, Any]:
+def summarize(
+    file: GGUFFile, n_ctx: int | None = None, tensors: bool = False, lint: bool | None = None
+) -> dict[str, Any]:
     """Everything worth knowing about an open file, as plain values ready for JSON.
 
     n_ctx is the context that memory is planned for (default: as a chat would choose). `tensors` adds the tensor table.
-    Raises SettingError when n_ctx is not in 1..n_ctx_train. A file that nothing here can run is summarized as well.
+    `lint` says whether the chat template is linted (default: where the vocabulary is small enough to be quick). Raises
+    SettingError when n_ctx is not in 1..n_ctx_train. A file that nothing here can run is summarized as well.
     """
-    problems: list[str] = []
-    config: ModelConfig | None = None
-    arch = file.metadata.get("general.architecture")
-    try:
-        if architecture(file) not in ARCHS:
-            problems.append(f"the family {arch!r} is not one that the native engine runs ({', '.join(sorted(ARCHS))})")
-        config = ModelConfig.from_gguf(file)
-        if config.arch in ARCHS:
-            ARCHS[config.arch].check(config)
-    except (ModelFileError, UnsupportedModelError) as error:
-        problems.append(str(error).removeprefix(f"{file.path}: "))
-    problems += _tensor_problems(file)
-    tokenizer = _tokenizer(file)
+    config, problems = read_config(file)
+    problems += native_problems(file, config)
+    embedding = file.tensors.get("token_embd.weight")
+    tokenizer = tokenizer_facts(file, embedding.shape[0] if embedding else None)
     problems += tokenizer.pop("problems")
+    arch = file.metadata.get("general.architecture")
+    arch = arch if isinstance(arch, str) else None
     summary: dict[str, Any] = {
+        "schema": SCHEMA,
         "path": str(file.path),
+        "shards": [
+            {"path": str(shard.path), "size": shard.size, "n_tensors": len(shard.header.tensors)}
+            for shard in file.shards
+        ],
         "size": file.size,
         "version": file.version,
+        "byte_order": "little",  # a big-endian file is refused by name when it is opened
         "alignment": file.alignment,
         "data_offset": file.data_offset,
         "n_metadata": len(file.metadata),
         "n_tensors": len(file.tensors),
-        "architecture": arch if isinstance(arch, str) else None,
-        "name": _plain(file.metadata.get("general.name")),
+        "architecture": arch,
+        "name": plain(file.metadata.get("general.name")),
+        "about": _under(file, "general", ABOUT),
         "config": dataclasses.asdict(config) if config else None,
-        "parameters": _parameters(file),
-        "quantization": _quantization(file),
+        "hyperparameters": _under(file, arch) if arch else {},
+        "rope": _rope(file, arch),
+        "parameters": _parameters(file, arch),
+        "quantization": quantization(file),
         "tokenizer": tokenizer,
-        "template": _template(file),
+        "template": _template(file, tokenizer["n_tokens"], lint),
         "memory": _memory(file, config, n_ctx),
+        "memory_plans": _memory_plans(file, config, n_ctx),
         "native": {"runs": not problems, "problems": problems},
-        "metadata": {key: _plain(value) for key, value in file.metadata.items()},
+        "llamacpp": llamacpp(file),
+        "metadata": {key: plain(value) for key, value in file.metadata.items()},
     }
     if tensors:
         summary["tensors"] = [_tensor(info) for info in file]
     return summary
 
 
-def _plain(value: object) -> Any:
-    """A metadata value as JSON can hold it: long arrays by their kind and length, odd floats as text."""
-    if isinstance(value, LazyArray):
-        if len(value) > 64 or value.kind == "array":
-            return {"kind": value.kind, "length": len(value)}
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+def _under(file: GGUFFile, prefix: str, names: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The metadata below a prefix, without it; only keys that are, or begin with, one of `names` where there are any."""
+    found = {
+        key[len(prefix) + 1 :]: plain(value) for key, value in file.metadata.items() if key.startswith(prefix + ".")
+    }
+    return {key: value for key, value in found.items() if not names or key.split(".")[0] in names}
+
+
+def _rope(file: GGUFFile, arch: str | None) -> dict[str, Any]:
+    """How positions are rotated, as the file writes it, and the tensors that scale single frequencies."""
+    keys = _under(file, f"{arch}.rope") if arch else {}
+    factors = [name for name in file.tensors if name.rpartition("/")[2].startswith("rope_")][:4]
+    return {**keys, "factor_tensors": factors}
 
 
 def _tensor(info: TensorInfo) -> dict[str, Any]:
@@ -107,15 +129,24 @@ def _tensor(info: TensorInfo) -> dict[str, Any]:
     }
 
 
-def _parameters(file: GGUFFile) -> dict[str, Any]:
-    """Counts of numbers in tensors; an embedding matrix that is also the output matrix counts once."""
+def _parameters(file: GGUFFile, arch: str | None) -> dict[str, Any]:
+    """Counts of numbers in tensors; an embedding matrix that is also the output matrix counts once.
+
+    `active` is what one token passes through in a model of experts: the chosen share of the experts, and all else.
+    """
     total = sum(info.n_elements for info in file)
     embedding, output = file.tensors.get("token_embd.weight"), file.tensors.get("output.weight")
     stored_twice = embedding is not None and output is not None and _same(file, embedding, output)
     if stored_twice and output is not None:
         total -= output.n_elements
+    experts = sum(info.n_elements for info in file if "_exps." in info.name)
+    n, used = (file.metadata.get(f"{arch}.expert_{name}") for name in ("count", "used_count"))
+    active = None
+    if experts and type(n) is int and type(used) is int and 0 < used <= n:
+        active = total - experts + experts * used // n
     return {
         "total": total,
+        "active": active,
         "embedding": embedding.n_elements if embedding else 0,
         "tied_embeddings": embedding is not None and (output is None or stored_twice),
         "embeddings_stored_twice": stored_twice,
@@ -131,35 +162,6 @@ def _same(file: GGUFFile, a: TensorInfo, b: TensorInfo) -> bool:
     return bool(np.array_equal(first[::step], second[::step]) and np.array_equal(first, second))
 
 
-def _quantization(file: GGUFFile) -> dict[str, Any]:
-    types: dict[str, dict[str, Any]] = {}
-    for info in file:
-        row = types.setdefault(
-            info.type_name,
-            {
-                "type": info.type_name,
-                "tensors": 0,
-                "parameters": 0,
-                "bytes": 0,
-                "native": unsupported_reason(info) is None,
-            },
-        )
-        row["tensors"] += 1
-        row["parameters"] += info.n_elements
-        row["bytes"] += info.n_bytes
-    for row in types.values():
-        row["bits_per_weight"] = round(8 * row["bytes"] / row["parameters"], 4)
-    n_bytes = sum(row["bytes"] for row in types.values())
-    count = sum(row["parameters"] for row in types.values())
-    declared = file.metadata.get("general.file_type")
-    return {
-        "file_type": FILE_TYPES.get(declared, f"unknown ({declared})") if isinstance(declared, int) else None,
-        "bytes": n_bytes,
-        "bits_per_weight": round(8 * n_bytes / count, 4) if count else 0.0,
-        "types": sorted(types.values(), key=lambda row: -row["bytes"]),
-    }
-
-
 def _memory(file: GGUFFile, config: ModelConfig | None, n_ctx: int | None) -> dict[str, Any] | None:
     if n_ctx is not None and n_ctx < 1:
         raise SettingError(f"n_ctx is {n_ctx}; wanted at least 1")
@@ -167,97 +169,33 @@ def _memory(file: GGUFFile, config: ModelConfig | None, n_ctx: int | None) -> di
         return None
     if n_ctx is not None and n_ctx > config.n_ctx_train:
         raise SettingError(f"n_ctx is {n_ctx}, but {file.path.name} was trained for {config.n_ctx_train}; ask for less")
-    plan = plan_memory(sum(i.n_bytes for i in file), config, n_ctx or default_n_ctx(config.n_ctx_train))
+    weights = sum(info.n_bytes for info in file)
+    plan = plan_memory(weights, config, n_ctx or default_n_ctx(config.n_ctx_train), windows=windows_of(config))
     return {**dataclasses.asdict(plan), "total": plan.total}
 
 
-def _tensor_problems(file: GGUFFile) -> list[str]:
-    """One sentence per type that does not run, naming one tensor of it."""
-    bad: dict[str, list[TensorInfo]] = {}
-    for info in file:
-        if unsupported_reason(info) is not None:
-            bad.setdefault(info.type_name, []).append(info)
-    answers = []
-    for infos in bad.values():
-        more = f" and {len(infos) - 1} more" if len(infos) > 1 else ""
-        answers.append(f"tensor {infos[0].name!r}{more}: {unsupported_reason(infos[0])}")
-    return answers
+def _memory_plans(file: GGUFFile, config: ModelConfig | None, n_ctx: int | None) -> list[dict[str, Any]]:
+    """KV cache and total at several contexts, for each type of KV cache that the model can have."""
+    if config is None:
+        return []
+    weights, windows = sum(info.n_bytes for info in file), windows_of(config)
+    contexts = {n for n in CONTEXTS if n < config.n_ctx_train} | {config.n_ctx_train} | ({n_ctx} if n_ctx else set())
+    rows = []
+    for n in sorted(contexts):
+        for kv_type in ("f16", "q8_0", "q4_0"):
+            if kv_type == "f16" or config.head_dim % 32 == 0:
+                plan = plan_memory(weights, config, n, kv_type=kv_type, windows=windows)
+                rows.append({"n_ctx": n, "kv_type": kv_type, "kv": plan.kv, "total": plan.total})
+    return rows
 
 
-def _tokenizer(file: GGUFFile) -> dict[str, Any]:
-    """The tokenizer's kind, its rule, its special ids and the ids that end an answer."""
-    meta = file.metadata
-    model, pre, tokens = (meta.get(f"tokenizer.ggml.{name}") for name in ("model", "pre", "tokens"))
-    problems: list[str] = []
-    specials: dict[str, Any] = {}
-    ends: list[dict[str, Any]] = []
-    if isinstance(tokens, LazyArray) and tokens.kind == "string":
-        vocab = _Vocabulary(tokens)
-        ids = {name: meta.get(f"tokenizer.ggml.{name}_token_id") for name in SPECIAL}
-        specials = {name: {"id": i, "text": vocab.text(i)} for name, i in ids.items() if type(i) is int}
-        try:
-            ends = [{"id": i, "text": vocab.text(i)} for i in sorted(_end_ids(file, vocab, ids["eos"]))]
-            if model == "gpt2":
-                rule_named(str(pre) if pre is not None else "default")
-        except EdgeInferError as error:
-            problems.append(str(error))
-        if model not in ("gpt2", "llama"):
-            problems.append(f"its tokenizer is {_plain(model)!r}; known are 'gpt2' (BPE) and 'llama' (SPM)")
-    else:
-        problems.append("it has no vocabulary (tokenizer.ggml.tokens)")
-    return {
-        "model": _plain(model),
-        "kind": TOKENIZER_KINDS.get(model, "unknown") if isinstance(model, str) else None,
-        "pre": _plain(pre),
-        "n_tokens": len(tokens) if isinstance(tokens, LazyArray) else 0,
-        "add_bos": _plain(meta.get("tokenizer.ggml.add_bos_token")),
-        "add_eos": _plain(meta.get("tokenizer.ggml.add_eos_token")),
-        "add_space_prefix": _plain(meta.get("tokenizer.ggml.add_space_prefix")),
-        "special": specials,
-        "ends": ends,
-        "problems": problems,
-    }
-
-
-def _end_ids(file: GGUFFile, vocab: Any, eos: object) -> frozenset[int]:
-    """The ids that end an answer; `vocab` is a _Vocabulary, which does what `end_ids` asks of a table."""
-    types = file.metadata.get("tokenizer.ggml.token_type")
-    numbers = types.numpy() if isinstance(types, LazyArray) and types.kind not in ("string", "array") else None
-    if type(eos) is not int:
-        eos = 2 if file.metadata.get("tokenizer.ggml.model") == "llama" and len(vocab) > 2 else None
-    return end_ids(file.metadata, vocab, token_kinds(numbers, vocab), eos)
-
-
-class _Vocabulary:
-    """Finds a few tokens of a vocabulary in the file's own bytes: a table of all would take most of the time."""
-
-    def __init__(self, tokens: LazyArray) -> None:
-        self._raw, self._starts, self._ends = tokens.packed()
-
-    def __len__(self) -> int:
-        return len(self._starts)
-
-    def text(self, index: int) -> str | None:
-        """The token's text; None for an id that does not exist."""
-        if not 0 <= index < len(self):
-            return None
-        return self._raw[self._starts[index] : self._ends[index]].decode(errors="replace")
-
-    def find(self, string: bytes) -> int:
-        """The first id of the token, or -1."""
-        pattern, at = len(string).to_bytes(8, "little") + string, -1
-        while (at := self._raw.find(pattern, at + 1)) >= 0:
-            index = int(np.searchsorted(self._starts, at + 8))
-            # the same bytes may also lie across the border of two other tokens
-            if index < len(self) and self._starts[index] == at + 8:
-                return index
-        return -1
-
-
-def _template(file: GGUFFile) -> dict[str, Any]:
-    source = file.metadata.get("tokenizer.chat_template")
-    if not isinstance(source, str) or not source:
-        return {"present": False, "parses": None, "error": None, "length": 0}
+def _template(file: GGUFFile, n_tokens: int, lint: bool | None) -> dict[str, Any]:
+    """The chat templates: whether the one that is used parses, and what a lint says (None where it was not made)."""
+    sources = {k: v for k, v in file.metadata.items() if k.startswith("tokenizer.chat_template") and isinstance(v, str)}
+    source = sources.get("tokenizer.chat_template")
+    others = [key.removeprefix("tokenizer.chat_template.") for key in sources if key != "tokenizer.chat_template"]
+    if not source:
+        return {"present": False, "parses": None, "error": None, "length": 0, "others": others, "lint": None}
     from ..model.sandbox import TemplateSandbox  # brings jinja2, which a file without a template need not wait for
 
     error: str | None = None
@@ -265,4 +203,31 @@ def _template(file: GGUFFile) -> dict[str, Any]:
         TemplateSandbox(1.0).compiled(source)
     except TemplateError as broken:
         error = str(broken)
-    return {"present": True, "parses": error is None, "error": error, "length": len(source)}
+    wanted = n_tokens <= LINT_TOKENS if lint is None else lint
+    return {
+        "present": True,
+        "parses": error is None,
+        "error": error,
+        "length": len(source),
+        "others": others,
+        "lint": _lint(file, source) if wanted and error is None else None,
+    }
+
+
+def _lint(file: GGUFFile, source: str) -> list[str] | None:
+    """What the template lint finds, in sentences; None where it cannot be made."""
+    try:
+        from ..model.template_lint import lint  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ModuleNotFoundError:
+        return None
+    import warnings
+
+    from ..model.tokenizer import Tokenizer
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a missing pre-tokenizer is among the oddities
+            tokenizer = Tokenizer.from_gguf(file)
+    except EdgeInferError:
+        return None  # the problems say why
+    return [str(finding) for finding in lint(source, tokenizer)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,8 @@ def test_smollm2(capsys: pytest.CaptureFixture[str], smollm2_path: Path) -> None
     assert (s["tokenizer"]["kind"], s["tokenizer"]["pre"], s["tokenizer"]["n_tokens"]) == ("BPE", "smollm", 49152)
     assert s["tokenizer"]["special"]["eos"] == {"id": 2, "text": "<|im_end|>"}
     assert [token["id"] for token in s["tokenizer"]["ends"]] == [0, 2, 4]
-    assert s["template"] == {"present": True, "parses": True, "error": None, "length": 368}
+    wanted = {"present": True, "parses": True, "error": None, "length": 368, "others": []}
+    assert {key: s["template"][key] for key in wanted} == wanted
     assert s["memory"]["n_ctx"] == 4096
     assert s["memory"]["kv"] == 4096 * 30 * 2 * 3 * 64 * 2
     assert s["native"] == {"runs": True, "problems": []}
@@ -59,6 +60,7 @@ def test_gemma3(capsys: pytest.CaptureFixture[str], gemma3_path: Path) -> None:
     s = as_json(capsys, gemma3_path, "--tensors", "--n-ctx", 1000)
     assert s["parameters"] == {
         "total": 268_098_176,
+        "active": None,
         "embedding": 262144 * 640,
         "tied_embeddings": True,
         "embeddings_stored_twice": False,
@@ -302,12 +304,18 @@ def test_nothing_heavy_is_imported(smollm2_path: Path) -> None:
 
 
 def test_a_large_vocabulary_is_inspected_in_half_a_second(gemma3_path: Path) -> None:
+    """Of CPU time, which busy neighbours leave alone."""
+
+    def used() -> float:
+        spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return spent.ru_utime + spent.ru_stime
+
     times = []
     for _ in range(5):
-        start = time.perf_counter()
+        before = used()
         subprocess.run(
             [sys.executable, "-m", "edgeinfer", "inspect", str(gemma3_path)],
             cwd=ROOT, check=True, stdout=subprocess.DEVNULL,
         )  # fmt: skip
-        times.append(time.perf_counter() - start)
+        times.append(used() - before)
     assert min(times) < 0.5

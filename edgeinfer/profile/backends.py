@@ -1,0 +1,82 @@
+"""What each backend can do with a file, and why not. Runs nothing and imports no backend."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+from ..arch import ARCHS
+from ..errors import EdgeInferError, ModelFileError, UnsupportedModelError
+from ..formats import FORMATS
+from ..model.config import ModelConfig, architecture
+from ..model.gguf import GGUFFile, TensorInfo
+from ..model.weights import Weights, unsupported_reason
+from ..plan.builder import Builder, TensorFacts
+from ..plan.checker import check_program
+from .llamacpp_families import LLAMACPP_FAMILIES, LLAMACPP_TOKENIZERS, LLAMACPP_VERSION
+
+__all__ = ["llamacpp", "native_problems", "read_config"]
+
+
+def read_config(file: GGUFFile) -> tuple[ModelConfig | None, list[str]]:
+    """The configuration, None where it cannot be read, and what keeps the native engine from running it."""
+    problems: list[str] = []
+    config = None
+    try:
+        if architecture(file) not in ARCHS:
+            arch = file.metadata["general.architecture"]
+            problems.append(f"the family {arch!r} is not one that the native engine runs ({', '.join(sorted(ARCHS))})")
+        config = ModelConfig.from_gguf(file)
+        if config.arch in ARCHS:
+            ARCHS[config.arch].check(config)
+    except (ModelFileError, UnsupportedModelError) as error:
+        problems.append(str(error).removeprefix(f"{file.path}: "))
+    return config, problems
+
+
+def native_problems(file: GGUFFile, config: ModelConfig | None) -> list[str]:
+    """One sentence per tensor type that does not run, naming one tensor of it; else what planning the model finds.
+
+    Planning is what an engine does first: it asks for every tensor that the family needs, in its shape.
+    """
+    bad: dict[str, list[TensorInfo]] = {}
+    for info in file:
+        if unsupported_reason(info) is not None:
+            bad.setdefault(info.type_name, []).append(info)
+    answers = []
+    for infos in bad.values():
+        more = f" and {len(infos) - 1} more" if len(infos) > 1 else ""
+        answers.append(f"tensor {infos[0].name!r}{more}: {unsupported_reason(infos[0])}")
+    if not answers and config is not None and config.arch in ARCHS:
+        weights = Weights(file, config)
+
+        def facts(name: str) -> TensorFacts:
+            info = weights.tensor(name)
+            return TensorFacts(info.type_name.lower(), info.shape)
+
+        try:
+            builder = Builder(config, "decode", facts, weights.has)
+            ARCHS[config.arch].build(builder)
+            check_program(builder.program())
+        except EdgeInferError as error:
+            answers.append(str(error).removeprefix(f"{file.path}: "))
+    return answers
+
+
+def llamacpp(file: GGUFFile) -> dict[str, Any]:
+    """What llama.cpp would say: `runs` by its tables (which are of `version`), and `available`: whether it is here."""
+    arch, model = file.metadata.get("general.architecture"), file.metadata.get("tokenizer.ggml.model")
+    problems = []
+    if arch == "clip":
+        problems.append("a vision projector: it belongs beside a language model and is none itself")
+    elif arch not in LLAMACPP_FAMILIES:
+        problems.append(f"the family {arch!r} is not one that llama.cpp knows")
+    unknown = {info.type_name for info in file if (fmt := FORMATS.get(info.type_id)) is None or fmt.withdrawn}
+    if unknown:
+        problems.append(f"no such tensor type: {', '.join(sorted(unknown))}")
+    if model is not None and model not in LLAMACPP_TOKENIZERS:
+        problems.append(f"the tokenizer {model!r:.60} is not one that llama.cpp knows")
+    # found, not imported: an inspection must stay light
+    backend = importlib.util.find_spec("edgeinfer.engine.llamacpp") is not None
+    available = backend and importlib.util.find_spec("llama_cpp") is not None
+    return {"runs": not problems, "problems": problems, "available": available, "version": LLAMACPP_VERSION}
