@@ -20,7 +20,9 @@ def complete_model(ctx: click.Context, param: click.Parameter, incomplete: str) 
         names += [model.name for model in store.manifest().models]
     except EdgeInferError:
         names = []
-    found = [CompletionItem(name) for name in dict.fromkeys(names) if name.lower().startswith(incomplete.lower())]
+    # a name that could drive the terminal is left for the hand to write
+    fitting = (n for n in dict.fromkeys(names) if n.lower().startswith(incomplete.lower()) and n.isprintable())
+    found = [CompletionItem(name) for name in fitting]
     return found or [CompletionItem(incomplete, type="file")]
 
 

@@ -10,7 +10,7 @@ import click
 
 from ..errors import EdgeInferError
 from ..settings import settings
-from .terminal import visible
+from .terminal import escaped
 
 if TYPE_CHECKING:
     from ..store import LocalModel
@@ -50,7 +50,7 @@ def _table(found: list[LocalModel]) -> str:
         size = f"{model.size / 1e6:.1f} MB" if model.size else "-"
         path = str(model.path) + (f"  ({model.problem})" if model.problem else "")
         rows.append((model.name, model.quant or "-", size, _OWNERS[model.owner], path))
-    safe = [[visible(cell).replace("\n", " ") for cell in row] for row in rows]
+    safe = [[escaped(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in safe) for i in range(4)]
     lines = []
     for name, quant, size, owner, path in safe:

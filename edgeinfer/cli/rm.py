@@ -9,7 +9,7 @@ import click
 from ..errors import NotFoundError, SettingError
 from ..settings import settings
 from .completion import complete_model
-from .terminal import PullProgress, say
+from .terminal import PullProgress, escaped, say
 
 __all__ = ["rm"]
 
@@ -38,7 +38,9 @@ def rm(name: str, yes: bool) -> None:
     if not yes and model.owner == "edgeinfer":
         if sys.stdin is None or not sys.stdin.isatty():
             raise SettingError(f"removing {model.name} needs a yes: add --yes where no one can be asked")
-        if not click.confirm(f"Remove {model.name} ({model.size / 1e6:.1f} MB, {model.path})?", err=True):
+        if not click.confirm(
+            f"Remove {escaped(model.name)} ({model.size / 1e6:.1f} MB, {escaped(model.path)})?", err=True
+        ):
             say("nothing was removed")
             return
     with PullProgress() as progress:

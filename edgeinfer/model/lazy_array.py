@@ -11,7 +11,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NUMBER_TYPES", "STRING_TYPE", "LazyArray", "split_strings"]
+__all__ = ["NUMBER_TYPES", "STRING_TYPE", "LazyArray"]
 
 # GGUF value type -> (name, struct code, bytes)
 NUMBER_TYPES: dict[int, tuple[str, str, int]] = {
@@ -116,13 +116,13 @@ class LazyArray(Sequence[Any]):
                 return joined.decode().split(separator.decode())
             except UnicodeDecodeError:
                 pass
-        return [piece.decode(errors=errors) for piece in split_strings(raw, starts)]
+        return [piece.decode(errors=errors) for piece in _split_strings(raw, starts)]
 
     def bytes_list(self) -> list[bytes]:
         """All strings as their exact bytes. The caller owns the list."""
         if self.kind != "string":
             raise TypeError(f"an array of {self.kind} holds no strings")
-        return split_strings(*self._split())
+        return _split_strings(*self._split())
 
     def packed(self) -> tuple[bytes, NDArray[np.int64], NDArray[np.int64]]:
         """All strings inside one bytes object, with where each starts and ends in it: (n,), (n,). Nothing is kept."""
@@ -153,7 +153,7 @@ class LazyArray(Sequence[Any]):
         return raw, np.frombuffer(starts, np.int64) if self._n else np.zeros(0, np.int64)
 
 
-def split_strings(raw: bytes, starts: NDArray[np.int64]) -> list[bytes]:
+def _split_strings(raw: bytes, starts: NDArray[np.int64]) -> list[bytes]:
     """The strings of an array's bytes, whose texts start at `starts`, each after its u64 length."""
     joined, separator = _joined(raw, starts, b"\xff\xfe\xfd\xfc\0\1\2\3")
     if joined is not None:

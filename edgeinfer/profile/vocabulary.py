@@ -1,7 +1,4 @@
-"""What a file says about its tokenizer, found without building one: special tokens, ends, and what is odd about them.
-
-A table of 262,144 tokens would take most of the time of an inspection, so tokens are looked up in the file's own bytes.
-"""
+"""What a file says about its tokenizer, found without building one: special tokens, ends, and what is odd about them."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import EdgeInferError
 from ..model.gguf import GGUFFile
-from ..model.lazy_array import LazyArray, split_strings
+from ..model.lazy_array import LazyArray
 from ..model.pretokenizers import rule_named
 from ..model.special_tokens import end_ids, token_kinds
 
@@ -28,33 +25,22 @@ _KEY = "tokenizer.ggml."
 
 
 class Vocabulary:
-    """Finds a few tokens of a vocabulary in the file's own bytes."""
+    """All tokens of a file: by number and by text, where the last of a text wins, as in the tokenizer."""
 
     def __init__(self, tokens: LazyArray) -> None:
-        self._raw, self._starts, self._ends = tokens.packed()
+        self.tokens = tokens.bytes_list()
+        self.last = dict(zip(self.tokens, range(len(self.tokens)), strict=True))
 
     def __len__(self) -> int:
-        return len(self._starts)
+        return len(self.tokens)
 
     def text(self, index: int) -> str | None:
         """The token's text; None for an id that does not exist."""
-        if not 0 <= index < len(self):
-            return None
-        return self._raw[self._starts[index] : self._ends[index]].decode(errors="replace")
+        return self.tokens[index].decode(errors="replace") if 0 <= index < len(self) else None
 
     def find(self, string: bytes) -> int:
-        """The first id of the token, or -1."""
-        pattern, at = len(string).to_bytes(8, "little") + string, -1
-        while (at := self._raw.find(pattern, at + 1)) >= 0:
-            index = int(np.searchsorted(self._starts, at + 8))
-            # the same bytes may also lie across the border of two other tokens
-            if index < len(self) and self._starts[index] == at + 8:
-                return index
-        return -1
-
-    def all(self) -> list[bytes]:
-        """Every token's bytes."""
-        return split_strings(self._raw, self._starts)
+        """The id of the token, or -1."""
+        return self.last.get(string, -1)
 
 
 def plain(value: object) -> Any:
@@ -173,13 +159,12 @@ def _oddities(
 
 def _twins(vocab: Vocabulary) -> list[str]:
     """Tokens with one text, with none, or with bytes that are no text."""
-    tokens, found = vocab.all(), []
-    distinct = len(set(tokens))
+    tokens, found = vocab.tokens, []
+    distinct = len(vocab.last)
     empty = tokens.count(b"")
     if (n := len(tokens) - distinct - max(empty - 1, 0)) > 0:
-        text, _ = next((t, c) for t, c in Counter(tokens).items() if c > 1 and t)
-        first = tokens.index(text)
-        second = tokens.index(text, first + 1)
+        first = next(i for i, token in enumerate(tokens) if token and vocab.last[token] != i)
+        text, second = tokens[first], tokens.index(tokens[first], first + 1)
         found.append(
             f"{n:,} tokens repeat the text of another, first {first} and {second}: {text.decode(errors='replace')!r}"
         )

@@ -1,4 +1,4 @@
-"""All that happens to a model file before the first forward, on one file of bytes; and what must not happen then.
+"""All that happens to a model file before the first forward, and all that inspect shows of it; what must not happen then.
 
 Allowed are a model that loads and an EdgeInferError. A finding is any other exception, more than a second of CPU time, or
 more than 200 MB of memory beside what the process had.
@@ -13,6 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from edgeinfer.cli.inspect_pairs import diff_sections, draft_sections, hex_sections
+from edgeinfer.cli.inspect_view import sections
+from edgeinfer.cli.terminal import json_text
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.model.config import ModelConfig
 from edgeinfer.model.gguf import GGUFFile
@@ -20,7 +23,9 @@ from edgeinfer.model.lazy_array import LazyArray
 from edgeinfer.model.template import ChatTemplate
 from edgeinfer.model.tokenizer import Tokenizer
 from edgeinfer.model.weights import Weights
+from edgeinfer.profile.pairs import compare_files, draft_pair
 from edgeinfer.profile.summary import summarize
+from edgeinfer.profile.tensor_bytes import tensor_blocks
 
 __all__ = ["MAX_MB", "MAX_SECONDS", "Finding", "Judge", "load_all"]
 
@@ -73,7 +78,16 @@ def load_all(path: Path) -> list[str]:
                 template = stage(lambda: ChatTemplate.from_gguf(file, tokenizer))
                 if template is not None:
                     stage(lambda: template.encode(MESSAGES))
-            stage(lambda: summarize(file, tensors=True))
+            found = stage(lambda: summarize(file, tensors=True))
+            if found is not None:
+                shown = [text for _, rows in sections(found) for row in rows for text in row]
+                if not all(line.isprintable() for line in [*shown, *json_text(found).split("\n")]):
+                    raise RuntimeError("a report that could drive the terminal")
+            for name in list(file.tensors)[:3]:
+                stage(lambda name=name: list(hex_sections(tensor_blocks(file, name, 1))))
+            stage(lambda: list(diff_sections(compare_files(file, file))))
+            with GGUFFile.open(path) as again:
+                stage(lambda: list(draft_sections(draft_pair(file, again))))
     return outcome
 
 
