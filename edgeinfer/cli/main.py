@@ -17,7 +17,7 @@ import click
 from ..errors import EdgeInferError, MemoryLimitError, SettingError
 from ..settings import settings
 from . import COMMANDS
-from .terminal import prepare_streams, say
+from .terminal import escaped, prepare_streams, say
 
 __all__ = ["cli", "main"]
 
@@ -82,7 +82,7 @@ def _debug() -> bool:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split()) or "no reason given"
+    return escaped(" ".join(text.split())) or "no reason given"
 
 
 def _call(arguments: Sequence[str] | None) -> int:

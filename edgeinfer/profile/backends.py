@@ -14,6 +14,7 @@ from ..model.weights import Weights, unsupported_reason
 from ..plan.builder import Builder, TensorFacts
 from ..plan.checker import check_program
 from .llamacpp_families import LLAMACPP_FAMILIES, LLAMACPP_TOKENIZERS, LLAMACPP_VERSION
+from .vocabulary import plain
 
 __all__ = ["llamacpp", "native_problems", "read_config"]
 
@@ -65,16 +66,16 @@ def native_problems(file: GGUFFile, config: ModelConfig | None) -> list[str]:
 
 def llamacpp(file: GGUFFile) -> dict[str, Any]:
     """What llama.cpp would say: `runs` by its tables (which are of `version`), and `available`: whether it is here."""
-    arch, model = file.metadata.get("general.architecture"), file.metadata.get("tokenizer.ggml.model")
+    arch, model = (plain(file.metadata.get(key)) for key in ("general.architecture", "tokenizer.ggml.model"))
     problems = []
     if arch == "clip":
         problems.append("a vision projector: it belongs beside a language model and is none itself")
-    elif arch not in LLAMACPP_FAMILIES:
-        problems.append(f"the family {arch!r} is not one that llama.cpp knows")
+    elif not isinstance(arch, str) or arch not in LLAMACPP_FAMILIES:
+        problems.append(f"the family {arch!r:.60} is not one that llama.cpp knows")
     unknown = {info.type_name for info in file if (fmt := FORMATS.get(info.type_id)) is None or fmt.withdrawn}
     if unknown:
         problems.append(f"no such tensor type: {', '.join(sorted(unknown))}")
-    if model is not None and model not in LLAMACPP_TOKENIZERS:
+    if model is not None and (not isinstance(model, str) or model not in LLAMACPP_TOKENIZERS):
         problems.append(f"the tokenizer {model!r:.60} is not one that llama.cpp knows")
     # found, not imported: an inspection must stay light
     backend = importlib.util.find_spec("edgeinfer.engine.llamacpp") is not None

@@ -61,7 +61,7 @@ Source = NamedSource | PypiSource | HfSource | UrlSource
 def model_name(file: str) -> str:
     """Return the name under which a GGUF file is kept: its stem, with nothing in it that a shell or a folder minds."""
     stem = re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", PurePosixPath(file).name, flags=re.IGNORECASE)
-    name = re.sub(r"[^A-Za-z0-9._+-]+", "-", stem).lstrip(".-")[:120]
+    name = re.sub(r"[^A-Za-z0-9._+-]+", "-", stem).lstrip(".+-")[:120]
     return name or "model"
 
 

@@ -81,4 +81,6 @@ def test_byte_tokens_that_are_missing(tmp_path: Path) -> None:
     with GGUFFile.open(build_tiny(tmp_path / "a.gguf", tokenizer="spm")) as file:
         types = list(file.metadata[KEYS + "token_type"])  # type: ignore[call-overload]
     types[100] = 1
-    assert any("255 byte tokens, wanted 256" in odd for odd in oddities(tmp_path, {"token_type": types}, tokenizer="spm"))
+    assert any(
+        "255 byte tokens, wanted 256" in odd for odd in oddities(tmp_path, {"token_type": types}, tokenizer="spm")
+    )
