@@ -97,8 +97,8 @@ def _hex(file: GGUFFile, tensor: str, blocks: int) -> tuple[Any, Iterable[Sectio
 
 
 def _path_of(name: str) -> str | os.PathLike[str]:
-    """FILE as a path: itself where it exists or looks like one, else the file of a model by that name."""
-    if os.path.lexists(name) or "/" in name or os.sep in name or name.endswith(".gguf"):
+    """FILE as a path: itself where it exists, whatever it is, else the file of a model by that name."""
+    if os.path.lexists(name):
         return name
     from ..store import resolve
 

@@ -204,6 +204,20 @@ def test_end_ids_are_those_of_the_tokenizer(capsys: pytest.CaptureFixture[str], 
             assert {token["id"] for token in as_json(capsys, path)["tokenizer"]["ends"]} == wanted
 
 
+@pytest.mark.parametrize(
+    "key",
+    ["general.architecture", "general.name", "general.license", "general.file_type", "tokenizer.ggml.model",
+     "tokenizer.ggml.pre", "tokenizer.ggml.token_type", "tokenizer.ggml.eos_token_id", "tokenizer.chat_template",
+     "llama.block_count", "llama.rope.scaling.type", "llama.expert_count"],
+)  # fmt: skip
+@pytest.mark.parametrize("value", [["a", "b"], [1.5], [1], True, "x", 1.5])
+def test_keys_of_another_kind(capsys: pytest.CaptureFixture[str], tmp_path: Path, key: str, value: Any) -> None:
+    """Found by scripts/fuzz: a family that is a list."""
+    path = build_tiny(tmp_path / "m.gguf", metadata={key: value})
+    assert as_json(capsys, path)["schema"] == 1
+    assert run(capsys, path)[0] == 0
+
+
 def test_a_file_without_tensors(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "vocab.gguf"
     path.write_bytes(make.gguf([make.key("odd", "float32", float("nan"))]))
@@ -269,7 +283,7 @@ def test_bad_files_end_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path:
 def test_missing_files_directories_and_settings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, _, err = run(capsys, tmp_path / "none.gguf")
     assert code == 5
-    assert "does not exist" in err
+    assert "there is no file" in err
     code, _, err = run(capsys, tmp_path)
     assert code == 3
     assert "directory" in err
