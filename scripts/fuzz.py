@@ -64,7 +64,7 @@ def guided(seconds: float, seed: int, folder: Path) -> int:
     corpus.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as work:
         command = [sys.executable, __file__, "--child", work, "--keep", str(folder), str(corpus)]
-        options = [f"-max_total_time={max(int(seconds), 1)}", f"-seed={seed}", "-max_len=65536", "-timeout=30"]
+        options = [f"-max_total_time={max(int(seconds), 1)}", f"-seed={seed}", "-max_len=65536", "-timeout=600"]
         options += ["-rss_limit_mb=0", "-detect_leaks=0", "-print_final_stats=1", "-len_control=0"]
         options.append(f"-artifact_prefix={folder}/")
         done = subprocess.run([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -11,8 +11,6 @@ from ..formats import FORMATS
 from ..model.config import ModelConfig, architecture
 from ..model.gguf import GGUFFile, TensorInfo
 from ..model.weights import Weights, unsupported_reason
-from ..plan.builder import Builder, TensorFacts
-from ..plan.checker import check_program
 from .llamacpp_families import LLAMACPP_FAMILIES, LLAMACPP_TOKENIZERS, LLAMACPP_VERSION
 from .vocabulary import plain
 
@@ -20,7 +18,7 @@ __all__ = ["llamacpp", "native_problems", "read_config"]
 
 
 def read_config(file: GGUFFile) -> tuple[ModelConfig | None, list[str]]:
-    """The configuration, None where it cannot be read, and what keeps the native engine from running it."""
+    """The configuration, None where it cannot be read, and what is wrong with it or with its family."""
     problems: list[str] = []
     config = None
     try:
@@ -28,8 +26,6 @@ def read_config(file: GGUFFile) -> tuple[ModelConfig | None, list[str]]:
             arch = file.metadata["general.architecture"]
             problems.append(f"the family {arch!r} is not one that the native engine runs ({', '.join(sorted(ARCHS))})")
         config = ModelConfig.from_gguf(file)
-        if config.arch in ARCHS:
-            ARCHS[config.arch].check(config)
     except (ModelFileError, UnsupportedModelError) as error:
         problems.append(str(error).removeprefix(f"{file.path}: "))
     return config, problems
@@ -49,16 +45,10 @@ def native_problems(file: GGUFFile, config: ModelConfig | None) -> list[str]:
         more = f" and {len(infos) - 1} more" if len(infos) > 1 else ""
         answers.append(f"tensor {infos[0].name!r}{more}: {unsupported_reason(infos[0])}")
     if not answers and config is not None and config.arch in ARCHS:
-        weights = Weights(file, config)
-
-        def facts(name: str) -> TensorFacts:
-            info = weights.tensor(name)
-            return TensorFacts(info.type_name.lower(), info.shape)
+        from ..engine.native import build_programs, family_of  # which take a while to import
 
         try:
-            builder = Builder(config, "decode", facts, weights.has)
-            ARCHS[config.arch].build(builder)
-            check_program(builder.program())
+            build_programs(Weights(file, config), family_of(config))
         except EdgeInferError as error:
             answers.append(str(error).removeprefix(f"{file.path}: "))
     return answers

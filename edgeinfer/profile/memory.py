@@ -36,10 +36,15 @@ class MemoryPlan:
         return self.weights + self.kv + self.scratch + self.runtime
 
 
-def windows_of(config: ModelConfig) -> list[tuple[int, int]]:
-    """(layers, positions they look back, 0 for all) of each group of layers, as the family says; else all look back."""
+def windows_of(config: ModelConfig) -> list[tuple[int, int, int]]:
+    """(layers, positions they look back or 0 for all, bytes of a layer's page) of each group of layers, as the family says.
+
+    A page is KV_PAGE positions. 0 bytes stand for keys and values; a layer that carries state has pages of its own size.
+    """
     family = ARCHS.get(config.arch)
-    return [(g.n_layer, g.window) for g in family.groups(config)] if family else [(config.n_layer, 0)]
+    if family is None:
+        return [(config.n_layer, 0, 0)]
+    return [(g.n_layer, g.window, getattr(g, "state_bytes", 0)) for g in family.groups(config)]
 
 
 def plan_memory(
@@ -48,7 +53,7 @@ def plan_memory(
     n_ctx: int,
     n_batch: int = 512,
     kv_type: str = "f16",
-    windows: Sequence[tuple[int, int]] | None = None,
+    windows: Sequence[tuple[int, int, int]] | None = None,
 ) -> MemoryPlan:
     """The memory that a model of `weights_bytes` takes with a context of `n_ctx` positions.
 
@@ -58,9 +63,10 @@ def plan_memory(
     """
     per_layer = config.n_head_kv * (config.head_dim + config.head_dim_v) * KV_TYPES[kv_type] // 32
     kv = 0
-    for n_layer, window in windows if windows is not None else [(config.n_layer, 0)]:
+    for n_layer, window, page_bytes in windows if windows is not None else [(config.n_layer, 0, 0)]:
         kept = -(-(window + REWIND + n_batch) // KV_PAGE) * KV_PAGE + KV_PAGE if window else n_ctx
-        kv += n_layer * per_layer * min(n_ctx, kept)
+        kept = min(n_ctx, kept)
+        kv += n_layer * (-(-kept // KV_PAGE) * page_bytes if page_bytes else kept * per_layer)
     # a token's activations: residual, normed and output rows; q, k, v and the attention's output; gate, up and product
     row = 3 * config.n_embd + 3 * config.n_ff
     row += 2 * config.n_head * config.head_dim + config.n_head_kv * (config.head_dim + config.head_dim_v)
