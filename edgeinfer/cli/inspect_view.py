@@ -102,6 +102,8 @@ def _rotary(c: dict[str, Any], rope: dict[str, Any]) -> str:
 
 
 def _weight_rows(quantization: dict[str, Any]) -> Rows:
+    if not quantization["types"]:
+        return [("tensors", "none: a vocabulary without a model")]
     rows = [
         ("recipe", quantization["file_type"] or "not given"),
         ("bits per weight", f"{quantization['bits_per_weight']:.2f}, {size(quantization['bytes'])} in all"),
@@ -143,7 +145,9 @@ def _text_rows(tokenizer: dict[str, Any], template: dict[str, Any]) -> Rows:
         rows.append(("chat template", f"yes, {template['length']:,} characters{others}"))
     else:
         rows.append(("chat template", f"broken: {escaped(template['error'])}{others}"))
-    rows += [("lint" if i == 0 else "", _under(i, text)) for i, text in enumerate(template["lint"] or [])]
+    for i, finding in enumerate(template["lint"] or []):
+        where = f" in line {finding['line']}" if finding["line"] else ""
+        rows.append(("lint" if i == 0 else "", _under(i, f"{finding['severity']}{where}: {finding['text']}")))
     return rows
 
 

@@ -29,7 +29,7 @@ from .vocabulary import plain, tokenizer_facts
 __all__ = ["FILE_TYPES", "SCHEMA", "default_n_ctx", "summarize"]
 
 SCHEMA = 1
-LINT_TOKENS = 1 << 16  # a lint needs the whole tokenizer; above this many tokens it is made only when asked for
+LINT_TOKENS = 1 << 16  # up to so many, a template is held against the vocabulary unasked: it needs the whole tokenizer
 ABOUT = (
     *(
         "license",
@@ -58,7 +58,7 @@ def summarize(
     """Everything worth knowing about an open file, as plain values ready for JSON.
 
     n_ctx is the context that memory is planned for (default: as a chat would choose). `tensors` adds the tensor table.
-    `lint` says whether the chat template is linted (default: where the vocabulary is small enough to be quick). Raises
+    `lint` says whether the template is held against the vocabulary (default: where that is small enough to be quick). Raises
     SettingError when n_ctx is not in 1..n_ctx_train. A file that nothing here can run is summarized as well.
     """
     config, problems = read_config(file)
@@ -203,31 +203,36 @@ def _template(file: GGUFFile, n_tokens: int, lint: bool | None) -> dict[str, Any
         TemplateSandbox(1.0).compiled(source)
     except TemplateError as broken:
         error = str(broken)
-    wanted = n_tokens <= LINT_TOKENS if lint is None else lint
+    whole = n_tokens <= LINT_TOKENS if lint is None else lint
     return {
         "present": True,
         "parses": error is None,
         "error": error,
         "length": len(source),
         "others": others,
-        "lint": _lint(file, source) if wanted and error is None else None,
+        "lint": _lint(file, source, whole) if error is None else None,
     }
 
 
-def _lint(file: GGUFFile, source: str) -> list[str] | None:
-    """What the template lint finds, in sentences; None where it cannot be made."""
+def _lint(file: GGUFFile, source: str, whole: bool) -> list[dict[str, Any]] | None:
+    """What the template lint finds: severity, line (or None), text. None where there is no lint.
+
+    `whole` also looks at how the template fits the vocabulary, for which the tokenizer is built.
+    """
     try:
         from ..model.template_lint import lint  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ModuleNotFoundError:
         return None
-    import warnings
+    tokenizer = None
+    if whole:
+        import warnings
 
-    from ..model.tokenizer import Tokenizer
+        from ..model.tokenizer import Tokenizer
 
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a missing pre-tokenizer is among the oddities
-            tokenizer = Tokenizer.from_gguf(file)
-    except EdgeInferError:
-        return None  # the problems say why
-    return [str(finding) for finding in lint(source, tokenizer)]
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a missing pre-tokenizer is among the oddities
+                tokenizer = Tokenizer.from_gguf(file)
+        except EdgeInferError:
+            pass  # the problems say why
+    return [{"severity": f.severity, "line": f.line, "text": f.text} for f in lint(source, tokenizer)]

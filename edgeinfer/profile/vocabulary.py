@@ -149,6 +149,8 @@ def _oddities(
         found.append(f"{n_rows - n:,} of {n_rows:,} embedding rows have no token; they are never sampled")
     if types is None or len(types) < n:
         found.append(f"{_KEY}token_type " + ("is missing" if types is None else f"has {len(types):,} of {n:,} entries"))
+    elif (n_unknown := int((types == 2).sum())) > 1:
+        found.append(f"{n_unknown:,} tokens are typed unknown; text never becomes one of them")
     scores = meta.get(_KEY + "scores")
     if model == "llama" and (not isinstance(scores, LazyArray) or len(scores) < n):
         found.append(f"{_KEY}scores is missing or too short: text cannot be cut as in training")

@@ -225,7 +225,9 @@ def test_a_file_without_tensors(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert s["metadata"] == {"odd": "nan"}
     assert s["architecture"] is None
     assert s["native"]["runs"] is False
-    assert run(capsys, path)[0] == 0
+    code, out, _ = run(capsys, path)
+    assert code == 0
+    assert "none: a vocabulary without a model" in out
 
 
 def test_damaged_headers_never_surprise(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

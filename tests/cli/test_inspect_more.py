@@ -309,9 +309,9 @@ def test_the_template_is_shown_by_line_and_linted(
     """The lint itself is tested where it lives; here that it is asked, with the file's tokenizer, and shown."""
     asked = []
 
-    def lint(source: str, tokenizer: Any) -> list[str]:
-        asked.append((source, tokenizer.n_vocab))
-        return ["line 2: \x1b[2J is odd"]
+    def lint(source: str, tokenizer: Any) -> list[types.SimpleNamespace]:
+        asked.append((source, tokenizer and tokenizer.n_vocab))
+        return [types.SimpleNamespace(severity="warning", line=2, text="\x1b[2J is odd")]
 
     module = types.ModuleType("edgeinfer.model.template_lint")
     module.lint = lint  # type: ignore[attr-defined]
@@ -321,9 +321,14 @@ def test_the_template_is_shown_by_line_and_linted(
     out = good(capsys, path, "--template")
     assert "   1  {{ messages[0].content }}" in out
     assert r"   2  {% if tools %}\x1b]0;x\x07{% endif %}" in out
-    assert r"lint            line 2: \x1b[2J is odd" in out
+    assert r"lint            warning in line 2: \x1b[2J is odd" in out
     assert "others for tool_use" in out
     with GGUFFile.open(path) as file:
         assert asked == [(source, len(file.metadata["tokenizer.ggml.tokens"]))]  # type: ignore[arg-type]
     s = as_json(capsys, path, "--template")["template"]
-    assert (s["source"], s["lint"]) == (source, ["line 2: \x1b[2J is odd"])
+    assert (s["source"], s["lint"]) == (source, [{"severity": "warning", "line": 2, "text": "\x1b[2J is odd"}])
+    monkeypatch.setattr("edgeinfer.profile.summary.LINT_TOKENS", 10)
+    asked.clear()
+    good(capsys, path)  # without a tokenizer, which would take time that nobody asked to spend
+    good(capsys, build_tiny(tmp_path / "m.gguf", template=source, pre="no-such-rule"), "--template")
+    assert asked == [(source, None)] * 2

@@ -54,6 +54,7 @@ def test_a_sound_tokenizer(tmp_path: Path) -> None:
         ({"bos_token_id": 2}, {}, "bos and eos are one token, 2"),
         ({"pre": None}, {}, "tokenizer.ggml.pre is missing"),
         ({"token_type": None}, {}, "tokenizer.ggml.token_type is missing"),
+        ({"token_type": [2, 2, 3] + [1] * 600}, {}, "2 tokens are typed unknown"),
         ({"token_type": [1, 2]}, {}, "token_type has 2 of "),
         ({}, {"n_rows": 512}, " of 512 embedding rows have no token"),
         ({"scores": None}, {"tokenizer": "spm"}, "tokenizer.ggml.scores is missing"),
