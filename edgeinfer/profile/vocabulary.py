@@ -21,6 +21,7 @@ TOKENIZER_KINDS = {"gpt2": "BPE", "llama": "SPM", "bert": "WPM", "t5": "UGM", "r
 SPECIAL = ("bos", "eos", "eot", "eom", "unknown", "padding", "separator", "seperator", "cls", "mask")
 FILL = ("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep")
 TYPE_NAMES = {1: "normal", 2: "unknown", 3: "control", 4: "user-defined", 5: "unused", 6: "byte"}
+MAX_TOKENS = 1 << 20  # looking at more takes seconds and a gigabyte, and only a hostile file has them
 _KEY = "tokenizer.ggml."
 
 
@@ -67,7 +68,11 @@ def tokenizer_facts(file: GGUFFile, n_rows: int | None) -> dict[str, Any]:
     fill: dict[str, Any] = {}
     ends: list[dict[str, Any]] = []
     types = _types(meta)
-    if isinstance(tokens, LazyArray) and tokens.kind == "string":
+    if isinstance(tokens, LazyArray) and len(tokens) > MAX_TOKENS:
+        problems.append(
+            f"its vocabulary has {len(tokens):,} tokens; wanted at most {MAX_TOKENS:,}, which is far above any"
+        )
+    elif isinstance(tokens, LazyArray) and tokens.kind == "string":
         vocab = Vocabulary(tokens)
         ids = {name: meta.get(f"{_KEY}{name}_token_id") for name in (*SPECIAL, *FILL)}
         known = {name: {"id": i, "text": vocab.text(i)} for name, i in ids.items() if type(i) is int}

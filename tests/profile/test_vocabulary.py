@@ -85,3 +85,17 @@ def test_byte_tokens_that_are_missing(tmp_path: Path) -> None:
     assert any(
         "255 byte tokens, wanted 256" in odd for odd in oddities(tmp_path, {"token_type": types}, tokenizer="spm")
     )
+
+
+def test_a_vocabulary_beyond_any_model_is_not_looked_at(tmp_path: Path) -> None:
+    n = (1 << 20) + 1
+    keys = [make.key(KEYS + "model", "string", "gpt2")]
+    keys.append(make.string(KEYS + "tokens") + (9).to_bytes(4, "little") + (8).to_bytes(4, "little"))
+    keys[-1] += n.to_bytes(8, "little") + bytes(8 * n)
+    path = tmp_path / "m.gguf"
+    path.write_bytes(make.gguf(keys, [make.tensor("token_embd.weight", [8, 8])], bytes(256)))
+    found = facts(path)
+    assert found["problems"] == [
+        "its vocabulary has 1,048,577 tokens; wanted at most 1,048,576, which is far above any"
+    ]
+    assert (found["n_tokens"], found["oddities"]) == (n, [])
