@@ -89,7 +89,7 @@ def _beside(first: Shard, number: int, count: int) -> list[Shard]:
     opened: list[Shard] = []
     try:
         for path in paths:
-            if path != first.path and path.name != first.path.name:
+            if path.name != first.path.name:
                 opened.append(Shard.open(path))
     except NotFoundError as gone:
         _close(opened)
