@@ -13,7 +13,11 @@ class Pieces(Protocol):
 
     @property
     def add_space_prefix(self) -> bool:
-        """Whether encoding puts a space before text that follows a special token or nothing."""
+        """Whether encoding puts a space before a text."""
+
+    @property
+    def prefix_after_special(self) -> bool:
+        """Whether it does so after special tokens, and not only at the beginning of a text."""
 
     def piece(self, token_id: int, special: bool = False) -> bytes:
         """The bytes of a token."""
@@ -40,7 +44,7 @@ class Detokenizer:
         """Take the next id; return the text that became complete, often none. Raises SettingError for an unknown id."""
         piece = self._pieces.piece(token_id, self._special)
         if self._pieces.add_space_prefix:
-            if self._pieces.is_special(token_id):
+            if self._pieces.prefix_after_special and self._pieces.is_special(token_id):
                 self._strip = True
             elif self._strip and piece:
                 piece = piece.removeprefix(b" ")

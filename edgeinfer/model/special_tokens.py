@@ -16,7 +16,18 @@ from numpy.typing import NDArray
 from ..errors import ModelFileError
 from .string_table import StringTable
 
-__all__ = ["BYTE", "CONTROL", "NORMAL", "UNKNOWN", "USER_DEFINED", "SpecialTokens", "end_ids", "token_kinds"]
+__all__ = [
+    "BYTE",
+    "CONTROL",
+    "NORMAL",
+    "UNKNOWN",
+    "UNUSED",
+    "USER_DEFINED",
+    "SpecialTokens",
+    "end_ids",
+    "stripping",
+    "token_kinds",
+]
 
 # bits of a token's kind
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 4, 8, 16, 32
@@ -38,14 +49,38 @@ _FILL_NAMES = (
     ("<|file_sep|>",),
 )
 _FILL_KEYS = ("fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id")
+# what stands around the text that is to be filled in, by the keys that may name it; control tokens whatever the file says
+_AROUND_NAMES = (
+    (
+        ("fim_pre_token_id", "prefix_token_id"),
+        ("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>"),
+        ("<|code_prefix|>", "<|prefix|>"),
+    ),
+    (
+        ("fim_suf_token_id", "suffix_token_id"),
+        ("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>"),
+        ("<|code_suffix|>", "<|suffix|>"),
+    ),
+    (
+        ("fim_mid_token_id", "middle_token_id"),
+        ("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>"),
+        ("<|code_middle|>", "<|middle|>"),
+    ),
+    *(((key,), names, ()) for key, names in zip(_FILL_KEYS, _FILL_NAMES, strict=True)),
+)
 # gpt-oss: parts of an answer, to be shown
 _SHOWN_NAMES = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 
 _WHITE = " \t\n\v\f\r"
 
 
-def token_kinds(types: NDArray[Any] | None, vocab: StringTable) -> NDArray[np.uint8]:
-    """The kind bits of each token, (n_vocab,), from `tokenizer.ggml.token_type` and the names known above."""
+def token_kinds(
+    types: NDArray[Any] | None, vocab: StringTable, metadata: Mapping[str, Any] | None = None
+) -> NDArray[np.uint8]:
+    """The kind bits of each token, (n_vocab,), from `tokenizer.ggml.token_type` and the names known above.
+
+    `metadata` may name tokens by key, which then need not be known by their name.
+    """
     n = len(vocab)
     if types is None:
         kinds = np.full(n, NORMAL, np.uint8)
@@ -56,10 +91,19 @@ def token_kinds(types: NDArray[Any] | None, vocab: StringTable) -> NDArray[np.ui
     for name in _END_NAMES:
         if (index := vocab.find(name.encode())) >= 0:
             kinds[index] |= CONTROL
+    for keys, *names in _AROUND_NAMES:
+        if not any(_given_id(metadata or {}, key, n) is not None for key in keys):
+            found = (vocab.find(name.encode()) for row in names for name in row)
+            kinds[[index for index in found if index >= 0][:1]] |= CONTROL
     for name in _SHOWN_NAMES:
         if (index := vocab.find(name.encode())) >= 0:
             kinds[index] = USER_DEFINED
     return kinds
+
+
+def _given_id(metadata: Mapping[str, Any], key: str, n: int) -> int | None:
+    index = metadata.get(f"tokenizer.ggml.{key}")
+    return index if isinstance(index, int) and 0 <= index < n else None
 
 
 def end_ids(
@@ -80,22 +124,47 @@ def end_ids(
         named.pop("</s>", None)
     ids = set(named.values())
     for key, names in zip(_FILL_KEYS, _FILL_NAMES, strict=True):
-        found = [metadata.get(f"tokenizer.ggml.{key}"), *(vocab.find(name.encode()) for name in names)]
-        ids.update([index for index in found if isinstance(index, int) and 0 <= index < len(vocab)][:1])
+        found = [_given_id(metadata, key, len(vocab)), *(vocab.find(name.encode()) for name in names)]
+        ids.update([index for index in found if index is not None and index >= 0][:1])
     for key in ("eot_token_id", "eom_token_id"):
-        given = metadata.get(f"tokenizer.ggml.{key}")
-        if isinstance(given, int) and 0 <= given < len(vocab):
+        if (given := _given_id(metadata, key, len(vocab))) is not None:
             ids.add(given)
     if eos is not None:
         ids.add(eos)
     return frozenset(ids)
 
 
+def stripping(metadata: Mapping[str, Any], vocab: StringTable, kinds: NDArray[np.uint8]) -> tuple[list[int], list[int]]:
+    """The tokens that take the white space after them, and those that take the white space before them.
+
+    No key of a file says so, only the name of the model, its family or its pre-tokenizer.
+    """
+    name, family, pre = (
+        value if isinstance(value := metadata.get(key), str) else ""
+        for key in ("general.name", "general.architecture", "tokenizer.ggml.pre")
+    )
+    if re.search("jina-v2-(?:de|es|code)", pre) or re.search("nomic-bert-moe|jina-bert-v3", family):
+        return [], [index for index in [vocab.find(b"<mask>")] if index >= 0]
+    if re.search("phi-?3", name.lower()):
+        kept = {b"<unk>", b"<s>", b"<|endoftext|>"}
+        special = np.flatnonzero(kinds & (CONTROL | UNKNOWN | USER_DEFINED)).tolist()
+        return [index for index in special if vocab[index] not in kept], []
+    if "modern-bert" in name.lower():
+        return [], [index for index in [vocab.find(b"[MASK]")] if index >= 0]
+    return [], []
+
+
 class SpecialTokens:
     """Finds the special tokens of a vocabulary in a text: control tokens where asked, user-defined ones always."""
 
-    def __init__(self, vocab: StringTable, kinds: NDArray[np.uint8], strip_right: Iterable[int] = ()) -> None:
-        """White space after a token of `strip_right` belongs to it."""
+    def __init__(
+        self,
+        vocab: StringTable,
+        kinds: NDArray[np.uint8],
+        strip_right: Iterable[int] = (),
+        strip_left: Iterable[int] = (),
+    ) -> None:
+        """White space after a token of `strip_right` belongs to it, and that before one of `strip_left`."""
         self._ids: dict[str, int] = {}
         self._control: set[str] = set()
         for index in np.flatnonzero(kinds & (CONTROL | UNKNOWN | USER_DEFINED)).tolist():
@@ -104,7 +173,10 @@ class SpecialTokens:
                 self._ids[text] = index
                 if kinds[index] & (CONTROL | UNKNOWN):
                     self._control.add(text)
-        self._strip_right = {text for text, index in self._ids.items() if index in set(strip_right)}
+        self._strip_right, self._strip_left = (
+            {text for text, index in self._ids.items() if index in stripped}
+            for stripped in (frozenset(strip_right), frozenset(strip_left))
+        )
         # for each first character, the lengths to try
         lengths: dict[str, set[int]] = {}
         for text in self._ids:
@@ -155,7 +227,7 @@ class SpecialTokens:
         pieces: list[int | tuple[int, int]] = [(0, len(text))] if text else []
         for token in sorted(tokens, key=lambda token: (-len(token.encode()), self._ids[token])):
             where = masked if token in self._control else text
-            strip = token in self._strip_right
+            strip, strip_before = token in self._strip_right, token in self._strip_left
             cut: list[int | tuple[int, int]] = []
             for piece in pieces:
                 if isinstance(piece, int):
@@ -163,8 +235,11 @@ class SpecialTokens:
                     continue
                 start, end = piece
                 while (at := where.find(token, start, end)) >= 0:
-                    if at > start:
-                        cut.append((start, at))
+                    before = at
+                    while strip_before and before > start and text[before - 1] in _WHITE:
+                        before -= 1
+                    if before > start:
+                        cut.append((start, before))
                     cut.append(self._ids[token])
                     start = at + len(token)
                     while strip and start < end and text[start] in _WHITE:

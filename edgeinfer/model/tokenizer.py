@@ -16,20 +16,45 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import ModelFileError, SettingError, UnsupportedModelError
 from .bpe import BYTE_OF, BytePairEncoder
+from .charsmap import CharacterMap
 from .detokenizer import Detokenizer
-from .pretokenizers import rule_named
-from .special_tokens import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, SpecialTokens, end_ids, token_kinds
-from .spm import SPACE, ScoreEncoder
+from .merging import MARK
+from .pretokenizers import PreTokenizer, rule_named
+from .special_tokens import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    SpecialTokens,
+    end_ids,
+    stripping,
+    token_kinds,
+)
+from .spm import ScoreEncoder
 from .string_table import StringTable
+from .tokenizer_keys import TokenizerKeys
+from .unigram import UnigramEncoder
+from .wordpiece import WordPieceEncoder
 
-__all__ = ["Tokenizer"]
+__all__ = ["KINDS", "Tokenizer"]
 
 _KEY = "tokenizer.ggml."
 _SURROGATES = re.compile("[\ud800-\udfff]")
+
+# tokenizer.ggml.model -> kind
+KINDS = {"gpt2": "bpe", "gemma4": "bpe", "llama": "spm", "bert": "wordpiece", "t5": "unigram"}
+# what a file need not say: special ids by kind
+_DEFAULT_IDS: dict[str, dict[str, int]] = {
+    "bpe": {},
+    "spm": {"bos": 1, "eos": 2, "unknown": 0},
+    "wordpiece": {"cls": 101, "unknown": 100, "seperator": 102, "padding": 0},
+    "unigram": {"eos": 1, "unknown": 2, "padding": 0},
+}
 
 
 class HasMetadata(Protocol):
@@ -43,85 +68,163 @@ class HasMetadata(Protocol):
 class Tokenizer:
     """The vocabulary of one model file, and how text is cut into it. Safe to use from several threads."""
 
-    kind: str  # "bpe" (byte-level, merges by rank) or "spm" (merges by score)
-    pre: str  # the rule that cuts text into words; "default" for spm, which has none
+    kind: str  # "bpe" (merges by rank), "spm" (merges by score), "wordpiece" (BERT) or "unigram" (T5)
+    pre: str  # the rule that cuts text into words before byte pairs are merged; "default" for the other kinds
     n_vocab: int
     bos_id: int | None
     eos_id: int | None
     end_ids: frozenset[int]  # EOS, EOT, EOM and what else ends an answer
     add_bos: bool
     add_eos: bool
-    add_space_prefix: bool
+    add_space_prefix: bool  # whether a text is encoded as if a space stood before it
+    prefix_after_special: bool  # whether that holds for the text after each special token
 
-    def __init__(self, metadata: Mapping[str, Any]) -> None:
+    def __init__(self, metadata: Mapping[str, Any], pre: str | None = None) -> None:
         """Build from the metadata of a GGUF file; see `from_gguf`."""
-        self._vocab = self._read_vocab(metadata)
-        self.n_vocab = n = len(self._vocab)
-        model = metadata.get(_KEY + "model")
-        self.kind = {"gpt2": "bpe", "llama": "spm"}.get(model, "") if isinstance(model, str) else ""
+        keys = TokenizerKeys(metadata)
+        vocab = keys.strings("tokens", last_wins=True)
+        if vocab is None:
+            raise ModelFileError(f"the file has no {_KEY}tokens: it brings no vocabulary and cannot read or write text")
+        self._vocab = vocab
+        self.n_vocab = n = len(vocab)
+        model = keys.text("model")
+        self.kind = KINDS.get(model or "", "")
         if not self.kind:
             raise UnsupportedModelError(
-                f"{_KEY}model is {model!r}; known are 'gpt2' (byte pairs) and 'llama' (SentencePiece)"
+                f"{_KEY}model is {model!r}; known are {', '.join(map(repr, KINDS))}"
                 if model is not None
                 else f"the file names no {_KEY}model, so its tokens cannot be used for text"
             )
-        self.bos_id = self._id_of(metadata, "bos", 1 if self.kind == "spm" else None)
-        self.eos_id = self._id_of(metadata, "eos", 2 if self.kind == "spm" else None)
-        self.unknown_id = self._id_of(metadata, "unknown", 0 if self.kind == "spm" else None)
-        self.padding_id = self._id_of(metadata, "padding", None)
-        self._kinds = token_kinds(_numbers(metadata, _KEY + "token_type"), self._vocab)
-        self.end_ids = end_ids(metadata, self._vocab, self._kinds, self.eos_id)
-        self.special = SpecialTokens(self._vocab, self._kinds, self._strip_right(metadata))
-        self._encoder: BytePairEncoder | ScoreEncoder
-        if self.kind == "bpe":
-            name = metadata.get(_KEY + "pre")
-            if name is None:
-                warnings.warn(
-                    f"the file has no {_KEY}pre, so text is cut by the rule 'default'; answers may be worse than they "
-                    "could be. A newer conversion of the model has the key",
-                    stacklevel=3,
-                )
-                name = "default"
-            self.pre, rule = str(name), rule_named(str(name))
-            self._encoder = BytePairEncoder(self._vocab, self._read_merges(metadata), rule, self._is_text)
-            self.add_bos = rule.add_bos
-            self.add_space_prefix = False  # llama.cpp reads the key for byte pairs too, and never uses it
-        else:
-            self.pre = "default"
-            scores = _numbers(metadata, _KEY + "scores")
-            if scores is not None and len(scores) < n:
-                raise ModelFileError(f"{_KEY}scores has {len(scores)} entries; wanted one for each of {n} tokens")
-            scores = np.zeros(n, np.float32) if scores is None else scores.astype(np.float32, copy=False)
-            self._encoder = ScoreEncoder(self._vocab, scores, self.unknown_id, self._is_text)
-            self.add_bos = True
-            self.add_space_prefix = _flag(metadata, _KEY + "add_space_prefix", True)
-        self.add_bos = _flag(metadata, _KEY + "add_bos_token", self.add_bos)
-        self.add_eos = _flag(metadata, _KEY + "add_eos_token", False)
+        ids = _DEFAULT_IDS[self.kind]
+        self.bos_id = keys.token_id("bos", n, ids.get("bos"))
+        self.eos_id = keys.token_id("eos", n, ids.get("eos"))
+        self.unknown_id = keys.token_id("unknown", n, ids.get("unknown"))
+        self.padding_id = keys.token_id("padding", n, ids.get("padding"))
+        self._last_id = self.eos_id  # what add_eos adds
+        self._kinds = token_kinds(keys.numbers("token_type", at_least=n), vocab, metadata)
+        self.end_ids = end_ids(metadata, vocab, self._kinds, self.eos_id)
+        self.special = SpecialTokens(vocab, self._kinds, *stripping(metadata, vocab, self._kinds))
+        self.pre, self.prefix_after_special = "default", False
+        self._marks_spaces = True  # whether tokens write a space as U+2581
+        self._encoder: BytePairEncoder | ScoreEncoder | WordPieceEncoder | UnigramEncoder
+        if pre is not None and self.kind != "bpe":
+            raise SettingError(
+                f"a pre-tokenizer ({pre!r}) was given, but the file's vocabulary is of the kind {self.kind!r}, which has "
+                "none; leave it out"
+            )
+        make = {
+            "bpe": self._make_bpe,
+            "spm": self._make_spm,
+            "wordpiece": self._make_wordpiece,
+            "unigram": self._make_unigram,
+        }
+        make[self.kind](keys, pre)
+
+    def _make_bpe(self, keys: TokenizerKeys, pre: str | None) -> None:
+        rule = self._rule(keys, pre)
+        merges = keys.strings("merges")
+        if merges is None and self.pre == "kimi-k2":  # whose words are tokens, or single bytes
+            merges = StringTable.of(())
+        if merges is None:
+            raise ModelFileError(f"the file has no {_KEY}merges, without which its byte-pair vocabulary cannot be used")
+        self._encoder = BytePairEncoder(self._vocab, merges, rule, self._is_text)
+        self._marks_spaces = rule.marks_spaces
+        self.add_bos = keys.flag("add_bos_token", rule.add_bos) or rule.always_bos
+        self.add_eos = keys.flag("add_eos_token", False)
+        self.add_space_prefix = False  # llama.cpp reads the key for byte pairs too, and never uses it
+
+    def _rule(self, keys: TokenizerKeys, pre: str | None) -> PreTokenizer:
+        """The rule that the user names, else the file; `pre` becomes its name."""
+        if pre is not None:
+            self.pre = pre
+            return rule_named(pre, override=True)
+        name = "gemma4" if keys.text("model") == "gemma4" else keys.text("pre")
+        if name is None:
+            warnings.warn(
+                f"the file has no {_KEY}pre, so text is cut by the rule 'default'; answers may be worse than they "
+                "could be. A newer conversion of the model has the key, and --pre NAME (pre=NAME in Python) names a rule",
+                stacklevel=5,
+            )
+            name = "default"
+        self.pre = name
+        return rule_named(name)
+
+    def _make_spm(self, keys: TokenizerKeys, _: str | None) -> None:
+        scores = keys.numbers("scores", at_least=self.n_vocab)
+        scores = np.zeros(self.n_vocab, np.float32) if scores is None else scores[: self.n_vocab].astype(np.float32)
+        self._encoder = ScoreEncoder(self._vocab, scores, self.unknown_id, self._is_text)
+        self.add_bos = keys.flag("add_bos_token", True)
+        self.add_eos = keys.flag("add_eos_token", False)
+        self.add_space_prefix = self.prefix_after_special = keys.flag("add_space_prefix", True)
+
+    def _make_wordpiece(self, keys: TokenizerKeys, _: str | None) -> None:
+        lower = keys.flag("normalizer.lowercase", True)
+        self._encoder = WordPieceEncoder(
+            self._vocab,
+            self.unknown_id,
+            self._is_text,
+            lower=lower,
+            strip_accents=keys.flag("normalizer.strip_accents", lower),
+        )
+        if self.bos_id is None:
+            self.bos_id = keys.token_id("cls", self.n_vocab, _DEFAULT_IDS["wordpiece"]["cls"])
+        self._last_id = keys.token_id("seperator", self.n_vocab, _DEFAULT_IDS["wordpiece"]["seperator"])
+        self.add_bos = self.add_eos = self.add_space_prefix = True  # BERT was trained with [CLS] and [SEP], always
+
+    def _make_unigram(self, keys: TokenizerKeys, _: str | None) -> None:
+        if self.unknown_id is None:
+            raise ModelFileError(f"the file names no {_KEY}unknown_token_id, which its kind of vocabulary needs")
+        scores = keys.numbers("scores", at_least=self.n_vocab)
+        scores = np.zeros(self.n_vocab, np.float32) if scores is None else scores[: self.n_vocab].astype(np.float32)
+        kinds = self._kinds
+
+        def score_of(index: int) -> float | None:
+            if kinds[index] & USER_DEFINED:
+                return 0.0
+            return float(scores[index]) if kinds[index] & (NORMAL | UNUSED) else None
+
+        ordinary = scores[(kinds & NORMAL) != 0]
+        merge_spaces = keys.flag("remove_extra_whitespaces", False)
+        self.add_space_prefix = keys.flag("add_space_prefix", False)
+        self._encoder = UnigramEncoder(
+            self._vocab,
+            score_of,
+            float(ordinary.min()) if len(ordinary) else 0.0,
+            self.unknown_id,
+            CharacterMap(keys.numbers("precompiled_charsmap")),
+            add_space_prefix=self.add_space_prefix,
+            merge_spaces=merge_spaces,
+        )
+        self.add_space_prefix |= merge_spaces
+        self.add_bos = keys.flag("add_bos_token", False)
+        self.add_eos = keys.flag("add_eos_token", True)
 
     @classmethod
-    def from_gguf(cls, file: HasMetadata) -> Tokenizer:
+    def from_gguf(cls, file: HasMetadata, pre: str | None = None) -> Tokenizer:
         """The tokenizer of an open file; it keeps nothing of the file, which may be closed.
 
-        Raises ModelFileError (no vocabulary, contradictory arrays) or UnsupportedModelError (a kind or rule not known
-        here, by name). Warns when the file names no rule for cutting text.
+        `pre` is the rule for cutting text into words, by the name that `tokenizer.ggml.pre` has for it, where the
+        file names none, a wrong one, or one that is not known here. Raises ModelFileError (no vocabulary,
+        contradictory arrays), UnsupportedModelError (a kind or rule not known here, by name) or SettingError (`pre`
+        is not known, or the kind has no rules). Warns when neither says how to cut text.
         """
-        return cls(file.metadata)
+        return cls(file.metadata, pre)
 
     # -- text -> ids --------------------------------------------------------------------------------------------------
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """The ids of `text`.
 
-        With `special`, BOS and EOS are added as the file asks (never a second BOS) and control tokens written in the
-        text are read as such; without, the text is nothing but text. User-defined tokens are read in both cases. Lone
-        surrogates, which no file can hold, are read as U+FFFD.
+        With `special`, BOS and EOS ([CLS] and [SEP] for "wordpiece") are added as the file asks (never a second BOS)
+        and control tokens written in the text are read as such; without, the text is nothing but text. User-defined
+        tokens are read in both cases. Lone surrogates, which no file can hold, are read as U+FFFD.
         """
         ids = self.encode_fragment(text, control=special)
         if special:
             if self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
                 ids.insert(0, self.bos_id)
-            if self.add_eos and self.eos_id is not None and ids[-1:] != [self.eos_id]:
-                ids.append(self.eos_id)
+            if self.add_eos and self._last_id is not None and ids[-1:] != [self._last_id]:
+                ids.append(self._last_id)
         return ids
 
     def encode_fragment(self, text: str, masked: str | None = None, *, control: bool) -> list[int]:
@@ -139,9 +242,11 @@ class Tokenizer:
             if isinstance(piece, int):
                 ids.append(piece)
                 prefix = self.add_space_prefix
-            else:
-                ids += self._encoder.encode(" " + piece if prefix else piece)
+            elif isinstance(self._encoder, ScoreEncoder):
+                ids += self._encoder.encode(piece, prefix)
                 prefix = False
+            else:
+                ids += self._encoder.encode(piece)
         return ids
 
     # -- ids -> text --------------------------------------------------------------------------------------------------
@@ -177,8 +282,8 @@ class Tokenizer:
         if kind & USER_DEFINED:
             return token
         if kind & NORMAL:
-            if self.kind == "spm":
-                return token.replace(SPACE.encode(), b" ")
+            if self._marks_spaces:
+                return token.replace(MARK.encode(), b" ")
             return b"".join(
                 BYTE_OF[c].to_bytes(1, "little") if c in BYTE_OF else c.encode() for c in token.decode(errors="replace")
             )
@@ -197,62 +302,8 @@ class Tokenizer:
         """The name of a token as the file writes it; None for None."""
         return None if token_id is None else self._vocab[token_id].decode(errors="replace")
 
-    # -- reading the file ---------------------------------------------------------------------------------------------
-
     def _is_text(self, token_id: int) -> bool:
         return not self._kinds[token_id] & (CONTROL | UNKNOWN)
 
-    def _read_vocab(self, metadata: Mapping[str, Any]) -> StringTable:
-        tokens = metadata.get(_KEY + "tokens")
-        if tokens is None:
-            raise ModelFileError(f"the file has no {_KEY}tokens: it brings no vocabulary and cannot read or write text")
-        return _table(tokens, _KEY + "tokens", last_wins=True)
-
-    def _read_merges(self, metadata: Mapping[str, Any]) -> StringTable:
-        merges = metadata.get(_KEY + "merges")
-        if merges is None:
-            raise ModelFileError(f"the file has no {_KEY}merges, without which its byte-pair vocabulary cannot be used")
-        return _table(merges, _KEY + "merges")
-
-    def _id_of(self, metadata: Mapping[str, Any], name: str, default: int | None) -> int | None:
-        for index in (metadata.get(f"{_KEY}{name}_token_id"), default):
-            if isinstance(index, int) and 0 <= index < self.n_vocab:
-                return index
-        return None
-
-    def _strip_right(self, metadata: Mapping[str, Any]) -> list[int]:
-        """Phi-3 drops white space after its control tokens; no key of the file says so, only its name."""
-        name = metadata.get("general.name")
-        if not isinstance(name, str) or not re.search("phi-?3", name.lower()):
-            return []
-        kept = {b"<unk>", b"<s>", b"<|endoftext|>"}
-        special = np.flatnonzero(self._kinds & (CONTROL | UNKNOWN | USER_DEFINED)).tolist()
-        return [index for index in special if self._vocab[index] not in kept]
-
     def __repr__(self) -> str:
         return f"Tokenizer(kind={self.kind!r}, pre={self.pre!r}, n_vocab={self.n_vocab})"
-
-
-def _table(value: Any, key: str, *, last_wins: bool = False) -> StringTable:
-    try:
-        return StringTable.of(value, last_wins=last_wins)
-    except (TypeError, AttributeError):
-        raise ModelFileError(f"{key} is not an array of strings") from None
-
-
-def _numbers(metadata: Mapping[str, Any], key: str) -> NDArray[Any] | None:
-    value = metadata.get(key)
-    if value is None:
-        return None
-    try:
-        array = value.numpy() if hasattr(value, "numpy") else np.asarray(value)
-    except TypeError:
-        array = np.asarray(value)
-    if array.ndim != 1 or array.dtype.kind not in "iuf":
-        raise ModelFileError(f"{key} is not an array of numbers")
-    return array
-
-
-def _flag(metadata: Mapping[str, Any], key: str, default: bool) -> bool:
-    value = metadata.get(key, default)
-    return value if isinstance(value, bool) else default
