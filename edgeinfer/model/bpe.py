@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .merging import MARK, boundary, merge, pieces_between
+from .merging import MARK, Memo, boundary, merge, pieces_between
 from .pretokenizers import PreTokenizer
 from .string_table import StringTable
 
@@ -38,12 +38,16 @@ class BytePairEncoder:
         self, vocab: StringTable, merges: StringTable, rule: PreTokenizer, allowed: Callable[[int], bool]
     ) -> None:
         """`merges` holds "left right" in order of rank."""
-        self._vocab = vocab
-        self._merges = merges
         self._rule = rule
-        self._allowed = allowed
         self._memo: dict[str, list[int]] = {}
-        self._ranks: dict[str, int] = {}
+        self._ranks = Memo(lambda pair: merges.find(pair.encode()))
+
+        def find(symbol: str) -> int:
+            found = vocab.find(symbol.encode())
+            return found if found >= 0 and allowed(found) else -1
+
+        self._find = find
+        self._ids = Memo(find)
         self._boundary = boundary(merges, joint=" ") if rule.marks_spaces else None
 
     def encode(self, text: str) -> list[int]:
@@ -69,31 +73,19 @@ class BytePairEncoder:
         words = self._rule.split(text.replace(" ", MARK))
         return [piece for word in words for piece in pieces_between(word, self._boundary)]
 
-    def _id(self, symbol: str) -> int:
-        found = self._vocab.find(symbol.encode())
-        return found if found >= 0 and self._allowed(found) else -1
-
-    def _rank(self, left: str, right: str) -> int:
-        pair = f"{left} {right}"
-        rank = self._ranks.get(pair)
-        if rank is None:
-            rank = self._merges.find(pair.encode())
-            if len(self._ranks) >= _MEMO:
-                self._ranks.clear()
-            self._ranks[pair] = rank
-        return rank
-
     def _word(self, word: str) -> list[int]:
         """The ids of one word that is written in the byte alphabet, or as it is where the rule works on characters."""
-        rule = self._rule
-        if (rule.ignore_merges or (rule.newlines_whole and not word.strip("\n"))) and (whole := self._id(word)) >= 0:
-            return [whole]
+        rule, token = self._rule, self._ids
+        if rule.ignore_merges or (rule.newlines_whole and not word.strip("\n")):
+            whole = self._find(word)
+            if whole >= 0:
+                return [whole]
         ids = []
-        for symbol in merge(word, self._rank):
-            found = self._id(symbol)
+        for symbol in merge(word, self._ranks, " "):
+            found = token[symbol]
             if found >= 0:
                 ids.append(found)
             else:  # a merge may lead to what is no token
                 names = symbol if rule.byte_level else [f"<0x{byte:02X}>" for byte in symbol.encode()]
-                ids += [single for name in names if (single := self._vocab.find(name.encode())) >= 0]
+                ids += [single for name in names if (single := token[name]) >= 0]
         return ids

@@ -3,52 +3,71 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
+from itertools import pairwise
 
 import numpy as np
 
 from .string_table import StringTable
 
-__all__ = ["MARK", "boundary", "merge", "pieces_between"]
+__all__ = ["MARK", "Memo", "boundary", "merge", "pieces_between"]
 
 MARK = "\u2581"  # stands for a space inside tokens
 _LEFT = (1 << 32) - 1
+_MEMO = 1 << 16
 
 
-def merge(text: str, rank_of: Callable[[str, str], int]) -> list[str]:
+class Memo(dict[str, int]):
+    """What `find` answers for a string, remembered for the last 65,536 strings or so."""
+
+    def __init__(self, find: Callable[[str], int]) -> None:
+        super().__init__()
+        self._find = find
+
+    def __missing__(self, string: str) -> int:
+        if len(self) >= _MEMO:
+            self.clear()
+        found = self[string] = self._find(string)
+        return found
+
+
+def merge(text: str, ranks: Mapping[str, int], joint: str = "") -> list[str]:
     """Merge the characters of `text`, lowest rank first and leftmost among equals, until no pair has a rank.
 
-    `rank_of(left, right)` is the rank of a pair, -1 when it is none. Takes O(n log n) for n characters.
+    `ranks[left + joint + right]` is the rank of a pair, -1 when it is none. Takes O(n log n) for n characters.
     """
     symbols = list(text)
     n = len(symbols)
     if n == 1:
         return symbols
-    ranks = [*map(rank_of, symbols, symbols[1:]), -1]  # of each symbol with the one after it
-    queue = [rank << 32 | at for at, rank in enumerate(ranks) if rank >= 0]
+    # of each symbol with the one after it
+    rank_at = [ranks[left + joint + right] for left, right in pairwise(symbols)]
+    queue = [rank << 32 | at for at, rank in enumerate(rank_at) if rank >= 0]
     if not queue:
         return symbols
+    rank_at.append(-1)
     before, after = list(range(-1, n - 1)), list(range(1, n + 1))
     heapify(queue)
     while queue:
         entry = heappop(queue)
         left = entry & _LEFT
-        if ranks[left] != entry >> 32:  # one of the two has been merged since
+        if rank_at[left] != entry >> 32:  # one of the two has been merged since
             continue
         right = after[left]
         symbol = symbols[left] = symbols[left] + symbols[right]
         symbols[right] = ""
-        ranks[right] = ranks[left] = -1
+        rank_at[right] = rank_at[left] = -1
         follower = after[left] = after[right]
         if follower < n:
             before[follower] = left
-            if (rank := rank_of(symbol, symbols[follower])) >= 0:
-                ranks[left] = rank
+            rank = ranks[symbol + joint + symbols[follower]]
+            if rank >= 0:
+                rank_at[left] = rank
                 heappush(queue, rank << 32 | left)
         leader = before[left]
         if leader >= 0:
-            rank = ranks[leader] = rank_of(symbols[leader], symbol)
+            rank = rank_at[leader] = ranks[symbols[leader] + joint + symbol]
             if rank >= 0:
                 heappush(queue, rank << 32 | leader)
     return [symbol for symbol in symbols if symbol]

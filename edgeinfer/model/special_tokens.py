@@ -38,10 +38,10 @@ _KIND_OF_TYPE[1:7] = NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE
 _END_NAMES = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
     *("<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>"),
-    *("<turn|>", "<｜end▁of▁sentence｜>", "[e~["),
+    *("<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),
 )
 # these are ordinary text in some vocabularies (Gemma: an HTML tag), so only the file's own word makes them ends
-_END_NAMES_IF_CONTROL = ("</s>", "<eos>", "<|tool_response>")
+_END_NAMES_IF_CONTROL = ("</s>", "<eos>")
 # fill-in-the-middle padding, repository and file marks: a chat has left its answer when it writes one
 _FILL_NAMES = (
     ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),

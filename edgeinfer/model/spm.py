@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from .merging import MARK, boundary, merge, pieces_between
+from .merging import MARK, Memo, boundary, merge, pieces_between
 from .string_table import StringTable
 
 __all__ = ["ScoreEncoder"]
@@ -32,7 +32,7 @@ class ScoreEncoder:
         self._places = np.unique(-scores, return_inverse=True)[1].astype(np.int32)
         self._unknown = unknown
         self._allowed = allowed
-        self._ranks: dict[str, int] = {}  # text -> place (-1: no token)
+        self._ranks = Memo(self._place)
         self._words: dict[str, list[int]] = {}
         self._boundary = boundary(vocab)
 
@@ -55,20 +55,13 @@ class ScoreEncoder:
         index = self._vocab.find(text.encode())
         return index if index >= 0 and self._allowed(index) else -1
 
-    def _rank(self, left: str, right: str) -> int:
-        text = left + right
-        rank = self._ranks.get(text)
-        if rank is None:
-            index = self._find(text)
-            rank = int(self._places[index]) if index >= 0 else -1
-            if len(self._ranks) >= _MEMO:
-                self._ranks.clear()
-            self._ranks[text] = rank
-        return rank
+    def _place(self, text: str) -> int:
+        index = self._find(text)
+        return int(self._places[index]) if index >= 0 else -1
 
     def _word(self, word: str) -> list[int]:
         ids: list[int] = []
-        for symbol in merge(word, self._rank):
+        for symbol in merge(word, self._ranks):
             index = self._find(symbol)
             ids += [index] if index >= 0 else self._bytes(symbol)
         return ids
