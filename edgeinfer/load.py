@@ -46,6 +46,7 @@ def load(
     split: bool = True,
     schedule: ScheduleSettings | None = None,
     overflow: str = "error",
+    pre: str | None = None,
     prefix_cache: bool | None = None,
     seed: int | None = None,
     progress: Callable[[str], None] | None = None,
@@ -62,8 +63,10 @@ def load(
     max_streams answers are made at once and max_queue requests wait, one more is refused with BusyError; split=False
     reads every prompt whole before answers go on (for benchmarks); `schedule` sets these and more in one record.
     overflow is what happens when prompt and answer do not fit in n_ctx ("error", "drop-oldest-turns", "shift",
-    "summarise"), unless a call says otherwise. prefix_cache says whether beginnings that prompts share are kept on disk
-    for the next start (default: as EDGEINFER_PREFIX_CACHE says, else yes).
+    "summarise"), unless a call says otherwise. pre names the rule that cuts text into words before they become tokens,
+    for a file that names none in `tokenizer.ggml.pre` or one that is not known here. prefix_cache says whether
+    beginnings that prompts share are kept on disk for the next start (default: as EDGEINFER_PREFIX_CACHE says, else
+    yes).
 
     Raises NotFoundError, ModelFileError, UnsupportedModelError, SettingError, MemoryLimitError, EngineError.
 
@@ -94,7 +97,7 @@ def load(
         file = opened.enter_context(GGUFFile.open(store.resolve(name_or_path, settings)))
         config = ModelConfig.from_gguf(file)
         window = choose_n_ctx(n_ctx, config.n_ctx_train)
-        tokenizer = Tokenizer.from_gguf(file)
+        tokenizer = Tokenizer.from_gguf(file, pre)
         template = ChatTemplate.from_gguf(file, tokenizer)
         weights = Weights(file, config)
         opened.callback(weights.close)

@@ -1,7 +1,8 @@
 """Fetch llama.cpp's published vocabularies with their tests, and templates; prints the folder they are in.
 
 They come inside the source package of llama-cpp-python through pip, are checked by sha256, and lie in .cache/llama.cpp
-of the checkout: NAME.gguf, NAME.gguf.inp (texts), NAME.gguf.out (their ids), and templates/*.jinja.
+of the checkout: NAME.gguf, NAME.gguf.inp (texts), NAME.gguf.out (their ids), templates/*.jinja, and two of its source
+files, whose lists of pre-tokenizers and of characters the tests compare with ours.
 """
 
 from __future__ import annotations
@@ -18,24 +19,34 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".cache" / "llama.cpp"
 PACKAGE = "llama-cpp-python==0.3.36"
 SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
-VOCABULARIES = ("gpt-2", "llama-bpe", "llama-spm", "phi-3", "qwen2", "refact", "starcoder", "command-r")
+# vocabularies with a test, and such as have none
+TESTED = (
+    *("bert-bge", "command-r", "deepseek-coder", "deepseek-llm", "falcon", "gemma-4", "gpt-2", "llama-bpe"),
+    *("llama-spm", "mpt", "phi-3", "qwen2", "qwen35", "refact", "starcoder"),
+)
+UNTESTED = ("aquila", "baichuan", "gpt-neox", "nomic-bert-moe")
+SOURCES = ("llama-vocab.cpp", "unicode-data.cpp")
+FILES = frozenset(
+    [f"{name}.gguf" for name in TESTED + UNTESTED]
+    + [f"{name}.gguf.{kind}" for name in TESTED for kind in ("inp", "out")]
+    + [f"src/{name}" for name in SOURCES]
+)
 
 
 def wanted(member: str) -> str | None:
     """Where a member of the package goes inside FOLDER, None when it is not needed."""
     folder, _, name = member.rpartition("/")
-    if folder.endswith("/vendor/llama.cpp/models"):
-        for suffix in (".gguf", ".gguf.inp", ".gguf.out"):
-            if name.startswith("ggml-vocab-") and name.removeprefix("ggml-vocab-").removesuffix(suffix) in VOCABULARIES:
-                return name.removeprefix("ggml-vocab-")
+    place = f"src/{name}" if folder.endswith("/vendor/llama.cpp/src") else name.removeprefix("ggml-vocab-")
+    if folder.endswith(("/vendor/llama.cpp/models", "/vendor/llama.cpp/src")) and place in FILES:
+        return place
     if folder.endswith("/vendor/llama.cpp/models/templates") and name.endswith(".jinja"):
         return f"templates/{name}"
     return None
 
 
 def fetch() -> Path:
-    """Return the folder, filling it first if it is not there. Ends the program when that fails."""
-    if FOLDER.is_dir():
+    """Return the folder, filling it first where something is not there. Ends the program when that fails."""
+    if (FOLDER / "templates").is_dir() and all((FOLDER / name).is_file() for name in FILES):
         return FOLDER
     FOLDER.parent.mkdir(parents=True, exist_ok=True)
     print(f"fetching the vocabularies inside {PACKAGE} through pip (76 MB, half a minute)", file=sys.stderr)
@@ -48,19 +59,20 @@ def fetch() -> Path:
         digest = hashlib.sha256(archives[0].read_bytes()).hexdigest()
         if digest != SHA256:
             raise SystemExit(f"{archives[0].name} has sha256 {digest}, wanted {SHA256}; not kept")
-        target = Path(work) / "found"
-        (target / "templates").mkdir(parents=True)
-        with tarfile.open(archives[0]) as archive:
-            for member in archive:
-                place, content = wanted(member.name), archive.extractfile(member)
-                if place and content:
-                    (target / place).write_bytes(content.read())
-        try:
-            os.rename(target, FOLDER)  # whole or not there: two tests may fetch at once
-        except OSError:
-            if not FOLDER.is_dir():
-                raise
+        unpack(archives[0], Path(work) / "found")
     return FOLDER
+
+
+def unpack(archive: Path, work: Path) -> None:
+    """Put what is wanted of the package into FOLDER, by way of the folder `work`."""
+    with tarfile.open(archive) as opened:
+        for member in opened:
+            place, content = wanted(member.name), opened.extractfile(member)
+            if place and content:
+                for folder in (work, FOLDER):
+                    (folder / place).parent.mkdir(parents=True, exist_ok=True)
+                (work / place).write_bytes(content.read())
+                os.replace(work / place, FOLDER / place)  # whole or not there: two tests may fetch at once
 
 
 if __name__ == "__main__":

@@ -46,6 +46,25 @@ def spm_metadata(
     return {f"tokenizer.ggml.{key}": value for key, value in (metadata | ids | keys).items() if value is not None}
 
 
+def wordpiece_metadata(words: tuple[str, ...] = (), **keys: Any) -> dict[str, Any]:
+    """WordPiece: [PAD], [UNK], [CLS], [SEP] and [MASK], then `words`, whose beginnings are marked by "▁"."""
+    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    tokens = [*special, *words]
+    types = [CONTROL, UNKNOWN, CONTROL, CONTROL, CONTROL] + [NORMAL] * len(words)
+    metadata = {"model": "bert", "pre": "bert-bge", "tokens": tokens, "token_type": types, "cls_token_id": 2}
+    ids = {"unknown_token_id": 1, "seperator_token_id": 3, "mask_token_id": 4, "padding_token_id": 0}
+    return {f"tokenizer.ggml.{key}": value for key, value in (metadata | ids | keys).items() if value is not None}
+
+
+def unigram_metadata(scored: dict[str, float], user_defined: tuple[str, ...] = (), **keys: Any) -> dict[str, Any]:
+    """Unigram: <pad>, </s> and <unk>, user-defined tokens, then tokens with their scores."""
+    tokens = ["<pad>", "</s>", "<unk>", *user_defined, *scored]
+    types = [CONTROL, CONTROL, UNKNOWN] + [USER_DEFINED] * len(user_defined) + [NORMAL] * len(scored)
+    scores = [0.0] * (3 + len(user_defined)) + [*scored.values()]
+    metadata = {"model": "t5", "tokens": tokens, "token_type": types, "scores": scores, "add_space_prefix": True}
+    return {f"tokenizer.ggml.{key}": value for key, value in (metadata | keys).items() if value is not None}
+
+
 def chain(*words: str) -> tuple[str, ...]:
     """Each word after all its beginnings, so that merges from the left lead to it."""
     return tuple(word[:n] for word in words for n in range(2, len(word) + 1))
@@ -59,6 +78,16 @@ def bpe(*args: Any, **keys: Any) -> Tokenizer:
 def spm(*args: Any, **keys: Any) -> Tokenizer:
     """A tokenizer of `spm_metadata`."""
     return Tokenizer(spm_metadata(*args, **keys))
+
+
+def wordpiece(*args: Any, **keys: Any) -> Tokenizer:
+    """A tokenizer of `wordpiece_metadata`."""
+    return Tokenizer(wordpiece_metadata(*args, **keys))
+
+
+def unigram(*args: Any, **keys: Any) -> Tokenizer:
+    """A tokenizer of `unigram_metadata`."""
+    return Tokenizer(unigram_metadata(*args, **keys))
 
 
 def names(tokenizer: Tokenizer, ids: list[int]) -> list[str]:

@@ -1,4 +1,4 @@
-"""llama.cpp's published vocabularies, variants of them, random texts, and llama.cpp's own tokenizer."""
+"""llama.cpp's published vocabularies, variants of them, made ones, and llama.cpp's own tokenizer."""
 
 from __future__ import annotations
 
@@ -10,9 +10,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from edgeinfer.model.bpe import TEXT_OF_BYTES
 from edgeinfer.model.gguf import GGUFFile
 from edgeinfer.model.tokenizer import Tokenizer
 from tests import models
+
+# those with a test of texts and ids beside them, and those without
+TESTED = (
+    *("bert-bge", "command-r", "deepseek-coder", "deepseek-llm", "falcon", "gemma-4", "gpt-2", "llama-bpe"),
+    *("llama-spm", "mpt", "phi-3", "qwen2", "qwen35", "refact", "starcoder"),
+)
+UNTESTED = ("aquila", "baichuan", "gpt-neox", "nomic-bert-moe")
 
 
 @cache
@@ -31,14 +39,45 @@ def published(name: str) -> tuple[Path, list[tuple[str, list[int]]]]:
     return path, list(zip(texts, ids, strict=True))
 
 
-def with_pre(path: Path, pre: str, target: Path) -> Path:
-    """A copy of a vocabulary file (which has no tensors) with another `tokenizer.ggml.pre`."""
+def with_text(path: Path, name: str, value: str, target: Path) -> Path:
+    """A copy of a vocabulary file (which has no tensors) with another value of a `tokenizer.ggml` key of text."""
     data = path.read_bytes()
-    key = b"tokenizer.ggml.pre" + struct.pack("<I", 8)
-    at = data.index(key) + len(key)
-    (length,) = struct.unpack_from("<Q", data, at)
-    new = pre.encode()
-    target.write_bytes(data[:at] + struct.pack("<Q", len(new)) + new + data[at + 8 + length :])
+    text = struct.pack("<Q", len(value.encode())) + value.encode()
+    key = f"tokenizer.ggml.{name}".encode() + struct.pack("<I", 8)
+    if key in data:
+        at = data.index(key) + len(key)
+        (length,) = struct.unpack_from("<Q", data, at)
+        target.write_bytes(data[:at] + text + data[at + 8 + length :])
+        return target
+    (count,) = struct.unpack_from("<Q", data, 16)
+    entry = struct.pack("<Q", len(key) - 4) + key + text
+    target.write_bytes(data[:16] + struct.pack("<Q", count + 1) + entry + data[24:])
+    return target
+
+
+def with_pre(path: Path, pre: str, target: Path) -> Path:
+    """A copy of a vocabulary file with another `tokenizer.ggml.pre`."""
+    return with_text(path, "pre", pre, target)
+
+
+def of_pairs(target: Path, count: int = 30_000) -> Path:
+    """A byte-level vocabulary in which most pairs of bytes are a token, so that ids show where words begin and end."""
+    import gguf
+
+    pairs = [f"{left} {right}" for left in TEXT_OF_BYTES for right in TEXT_OF_BYTES]
+    merges = random.Random(1).sample(pairs, count)
+    tokens = [*TEXT_OF_BYTES, *(pair.replace(" ", "") for pair in merges)]
+    writer = gguf.GGUFWriter(target, "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_types([1] * len(tokens))
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
     return target
 
 
@@ -67,38 +106,3 @@ def reference(path: Path) -> Any:
     from llama_cpp import Llama
 
     return Llama(str(path), vocab_only=True, verbose=False)
-
-
-ALPHABETS = (
-    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ",
-    "0123456789",
-    " \n\t\r\v\f\x1c\x85\xa0\u1680\u2003\u2028\u3000",
-    "   \n\n",
-    "'\"!?.,;:-_()[]{}<>/\\|@#$%^&*+=~`",
-    "éèüßñçøÅǅΩжЯאשعربहिनข้าวകോമ한국어日本語中文ﬁſK",
-    "e\u0301a\u0308\u200d\u200b\ufe0f\u20e3",
-    "🙂🚀👩‍👩‍👧‍👦🇩🇪🦙𝒳𐍈",
-    "½²Ⅷ٣৪๓〇①",
-    "€£¥©™→≠∑▁Ġ",
-)
-PIECES = ("'s", "'T", "'re", "'LL", " don't", " we've", "\r\n", "    ", "\n\n\n", "1234567", " 12.5", "the ", " world")
-
-
-def random_texts(seed: int, count: int, extra: tuple[str, ...] = ()) -> list[str]:
-    """Texts of up to 40 characters and pieces over all of Unicode but its surrogates."""
-    rng = random.Random(seed)
-    texts = []
-    for _ in range(count):
-        favoured = rng.sample(ALPHABETS, rng.randint(1, 4))
-        parts = []
-        for _ in range(rng.randint(0, 40)):
-            dice = rng.random()
-            if dice < 0.75:
-                parts.append(rng.choice(rng.choice(favoured)))
-            elif dice < 0.85:
-                parts.append(rng.choice(PIECES + extra))
-            else:
-                point = rng.randrange(0x10FFFF if rng.random() < 0.5 else 0x3000)
-                parts.append(chr(point) if not 0xD800 <= point < 0xE000 else "x")
-        texts.append("".join(parts))
-    return texts

@@ -24,7 +24,17 @@ if TYPE_CHECKING:
     from ..metrics import Timings
     from ..schedule.generation import Generation
 
-__all__ = ["Outcome", "figures", "get_model", "given", "open_model", "overflow_option", "sampling", "stream"]
+__all__ = [
+    "Outcome",
+    "figures",
+    "get_model",
+    "given",
+    "open_model",
+    "overflow_option",
+    "pre_option",
+    "sampling",
+    "stream",
+]
 
 
 def open_model(
@@ -167,6 +177,10 @@ overflow_option = click.option(
     type=click.Choice(POLICIES),
     help="When prompt and answer do not fit in the context: refuse, leave the oldest turns out, go on shifting, or "
     "summarise the oldest turns.  [default: error]",
+)
+
+pre_option = click.option(
+    "--pre", metavar="NAME", help="The pre-tokenizer, for a file that names none or an unknown one, such as qwen2."
 )
 
 

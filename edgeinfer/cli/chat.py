@@ -20,6 +20,7 @@ from .answer import (
     given,
     open_model,
     overflow_option,
+    pre_option,
     sampling,
     say_no_template,
     stream,
@@ -58,6 +59,7 @@ Alt-Enter makes a new line, Ctrl-C stops an answer, the arrow keys walk through 
 @click.option("-t", "--threads", type=int, help="Threads to compute with.")
 @click.option("--seed", type=int, help="Makes the answers repeatable.")
 @overflow_option
+@pre_option
 @click.option("--stats", is_flag=True, help="Show TTFT and tok/s after each answer.")
 @click.option("--offline", is_flag=True, help="Never use the network.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing on stderr but errors.")
@@ -70,6 +72,7 @@ def chat(
     threads: int | None,
     seed: int | None,
     overflow: str | None,
+    pre: str | None,
     stats: bool,
     offline: bool,
     quiet: bool,
@@ -88,7 +91,7 @@ def chat(
     system = check_text(system, "--system")
     chosen = sampling(max_tokens=max_tokens, temperature=temperature)
     name = model or store.manifest().default
-    chosen_load = given(overflow=overflow)
+    chosen_load = given(overflow=overflow, pre=pre)
     with open_model(name, n_ctx=n_ctx, threads=threads, seed=seed, offline=offline, quiet=quiet, **chosen_load) as llm:
         if llm.template is None and not quiet:
             say_no_template(llm)

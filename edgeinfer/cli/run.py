@@ -8,7 +8,18 @@ from typing import Any
 
 import click
 
-from .answer import end_line, figures, given, open_model, overflow_option, sampling, say_no_template, stream, write_out
+from .answer import (
+    end_line,
+    figures,
+    given,
+    open_model,
+    overflow_option,
+    pre_option,
+    sampling,
+    say_no_template,
+    stream,
+    write_out,
+)
 from .completion import complete_model
 from .terminal import check_text, read_input, say
 
@@ -30,6 +41,7 @@ __all__ = ["run"]
 @click.option("-t", "--threads", type=int, help="Threads to compute with.")
 @click.option("--seed", type=int, help="Makes the answer repeatable.")
 @overflow_option
+@pre_option
 @click.option("--stop", multiple=True, help="End before this text; may be given several times.")
 @click.option("--ignore-eos", is_flag=True, help="Go on past the model's end token, up to the limit.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: text, tokens, timings, finish_reason.")
@@ -51,6 +63,7 @@ def run(
     threads: int | None,
     seed: int | None,
     overflow: str | None,
+    pre: str | None,
     **numbers: Any,
 ) -> int:
     """Answer one prompt with MODEL and exit.
@@ -68,7 +81,7 @@ def run(
     chosen = sampling(seed=seed, stop=tuple(check_text(s, "--stop") for s in stop), **numbers)
     if ignore_eos:
         chosen["ignore_eos"] = True
-    chosen_load = given(overflow=overflow)
+    chosen_load = given(overflow=overflow, pre=pre)
     if overflow not in (None, "error", "shift") and not as_chat:
         raise click.UsageError(f"--overflow {overflow} goes with --chat: a plain prompt has no turns")
     with open_model(model, n_ctx=n_ctx, threads=threads, seed=seed, offline=offline, quiet=quiet, **chosen_load) as llm:

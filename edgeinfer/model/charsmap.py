@@ -17,6 +17,7 @@ __all__ = ["CharacterMap"]
 
 _KEY = "tokenizer.ggml.precompiled_charsmap"
 _LABEL = 0x800000FF
+_LONGEST = 256  # characters of an entry: honest ones have a dozen, and those of a hostile table may run in a circle
 
 
 class CharacterMap:
@@ -72,7 +73,7 @@ class CharacterMap:
         """How many characters the longest entry at `at` takes, 0 for none, and what stands in their place."""
         length, place = 0, 0
         node: int | None = self._base(0)
-        for index in range(at, len(text)):
+        for index in range(at, min(len(text), at + _LONGEST)):
             for byte in text[index].encode():
                 node = self._child(node, byte)
                 if node is None:

@@ -214,7 +214,11 @@ RULES: dict[str, PreTokenizer] = {
         ),
         (_LLAMA3, "dbrx smaug-bpe chatglm-bpe"),
         (replace(_LLAMA3, ignore_merges=True), "glm4 glm5"),
-        (_QWEN2, "qwen2 stablelm2 deepseek-r1-qwen megrez kormo f2llmv2 hunyuan solar-open grok-2"),
+        (
+            _QWEN2,
+            "qwen2 stablelm2 deepseek-r1-qwen megrez kormo f2llmv2 hunyuan solar-open grok-2 bailingmoe bailingmoe2 "
+            "llada-moe",
+        ),
         (
             _rule(
                 rf"{_ANY_CASE}|{_BEFORE}[{_L}{_M}]+|[{_N}]| ?[^\s{_L}{_M}{_N}]+[\r\n]*|{_LINES_SPACES}",
@@ -225,10 +229,6 @@ RULES: dict[str, PreTokenizer] = {
         (_rule(_LINES, _modern("")), "laguna"),
         (_rule(_TRIPLES, _modern("+"), ignore_merges=True), "minicpm5"),
         (_rule(_modern("{1,3}"), by_function(_halved_spaces)), "jais-2"),
-        (
-            _rule(rf"{_ANY_CASE}|{_BEFORE}[{_L}]+|[{_N}]|{_REST}[\r\n]*|\s*[\r\n]|{_SPACES}"),
-            "bailingmoe bailingmoe2 llada-moe",
-        ),
         (_rule(rf"{_ANY_CASE}|{_BEFORE}[{_L}]+|[{_N}]| ?[^\s{_L}{_N}\r\n]+|{_LINES_SPACES}"), "seed-coder"),
         (_GPT4O, "gpt-4o llama4 kanana2 talkie minimax-m2"),
         (

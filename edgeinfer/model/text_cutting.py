@@ -68,34 +68,40 @@ class Reading:
 
 @dataclass(frozen=True)
 class Step:
-    """One cut: where `spans` finds something, a piece is cut before and after it. An empty span cuts in its place."""
+    """One cut: where it finds a span, a piece is cut before and after that. An empty span cuts in its place."""
 
     form: str  # "kinds", "points" or "han"
-    spans: Callable[[Any, int, int], Iterable[tuple[int, int]]]  # (text in that form, start, end of a piece)
-    pattern: re.Pattern[Any] | None = None
+    source: str = ""  # a pattern, compiled when it is first used: a process needs one rule of all
+    function: Callable[[Any, int, int], Iterable[tuple[int, int]]] | None = None  # in place of a pattern
     whole: bool = False  # the pattern looks at nothing but the characters it takes, so a text without them is skipped
 
+    @cached_property
+    def pattern(self) -> re.Pattern[Any]:
+        """The compiled pattern."""
+        if self.form == "points":
+            return re.compile(self.source, re.ASCII)
+        return re.compile(self.source.encode("latin-1"))
 
-def _matching(form: str, pattern: re.Pattern[Any], whole: bool) -> Step:
-    def spans(subject: Any, start: int, end: int) -> list[tuple[int, int]]:
-        return [match.span() for match in pattern.finditer(subject, start, end)]
-
-    return Step(form, spans, pattern, whole)
+    def spans(self, subject: Any, start: int, end: int) -> Iterable[tuple[int, int]]:
+        """What is cut out of the piece from `start` to `end` of a text in this step's form."""
+        if self.function is not None:
+            return self.function(subject, start, end)
+        return [match.span() for match in self.pattern.finditer(subject, start, end)]
 
 
 def by_kinds(pattern: str, form: str = "kinds") -> Step:
     """A step by a pattern over classes, written in Latin-1."""
-    return _matching(form, re.compile(pattern.encode("latin-1")), whole=False)
+    return Step(form, pattern)
 
 
 def by_points(pattern: str) -> Step:
     r"""A step by a pattern over characters, without anchors and look-ahead; `\s` is white space of any kind."""
-    return _matching("points", re.compile(pattern, re.ASCII), whole=True)
+    return Step("points", pattern, whole=True)
 
 
-def by_function(spans: Callable[[Any, int, int], Iterable[tuple[int, int]]], form: str = "kinds") -> Step:
-    """A step that no pattern does in linear time."""
-    return Step(form, spans)
+def by_function(function: Callable[[Any, int, int], Iterable[tuple[int, int]]]) -> Step:
+    """A step over classes that no pattern does in linear time."""
+    return Step("kinds", function=function)
 
 
 def cut_pieces(text: str, steps: Iterable[Step]) -> list[str]:
@@ -104,7 +110,7 @@ def cut_pieces(text: str, steps: Iterable[Step]) -> list[str]:
     pieces = [(0, len(text))] if text else []
     for step in steps:
         subject = getattr(reading, step.form)
-        if step.whole and step.pattern is not None and not step.pattern.search(subject):
+        if step.whole and not step.pattern.search(subject):
             continue
         spans = step.spans
         cut: list[tuple[int, int]] = []

@@ -14,10 +14,19 @@ from ..model.gguf import GGUFFile
 from ..model.lazy_array import LazyArray
 from ..model.pretokenizers import rule_named
 from ..model.special_tokens import end_ids, token_kinds
+from ..model.tokenizer import KINDS
 
 __all__ = ["Vocabulary", "plain", "tokenizer_facts"]
 
-TOKENIZER_KINDS = {"gpt2": "BPE", "llama": "SPM", "bert": "WPM", "t5": "UGM", "rwkv": "RWKV", "plamo2": "PLaMo-2"}
+TOKENIZER_KINDS = {
+    "gpt2": "BPE",
+    "gemma4": "BPE",
+    "llama": "SPM",
+    "bert": "WPM",
+    "t5": "UGM",
+    "rwkv": "RWKV",
+    "plamo2": "PLaMo-2",
+}
 SPECIAL = ("bos", "eos", "eot", "eom", "unknown", "padding", "separator", "seperator", "cls", "mask")
 FILL = ("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep")
 TYPE_NAMES = {1: "normal", 2: "unknown", 3: "control", 4: "user-defined", 5: "unused", 6: "byte"}
@@ -84,9 +93,9 @@ def tokenizer_facts(file: GGUFFile, n_rows: int | None) -> dict[str, Any]:
                 rule_named(str(pre) if pre is not None else "default")
         except EdgeInferError as error:
             problems.append(str(error))
-        if model not in ("gpt2", "llama"):
-            problems.append(f"its tokenizer is {plain(model)!r}; known are 'gpt2' (BPE) and 'llama' (SPM)")
-        if model == "gpt2" and merges is None:
+        if model not in KINDS:
+            problems.append(f"its tokenizer is {plain(model)!r}; known are {', '.join(map(repr, KINDS))}")
+        if model in ("gpt2", "gemma4") and merges is None:
             problems.append(f"it has no {_KEY}merges, without which its byte-pair vocabulary cannot be used")
         oddities = _oddities(meta, vocab, types, known, ends, n_rows)
     else:
@@ -120,7 +129,7 @@ def _end_ids(file: GGUFFile, vocab: Any, eos: object, types: NDArray[Any] | None
     """The ids that end an answer; `vocab` is a Vocabulary, which does what `end_ids` asks of a table."""
     if type(eos) is not int:
         eos = 2 if file.metadata.get(_KEY + "model") == "llama" and len(vocab) > 2 else None
-    return end_ids(file.metadata, vocab, token_kinds(types, vocab), eos)
+    return end_ids(file.metadata, vocab, token_kinds(types, vocab, file.metadata), eos)
 
 
 def _oddities(
