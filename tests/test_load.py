@@ -20,6 +20,7 @@ from edgeinfer.errors import (
     NumericError,
     SettingError,
     TemplateError,
+    UnsupportedModelError,
 )
 from edgeinfer.load import LLM, choose_n_ctx
 from tests.fakes import BOS, EOT, N_VOCAB, ByteTokenizer, ScriptedEngine, ToyTemplate, hashed
@@ -385,6 +386,16 @@ def test_the_environment_chooses_threads(
     monkeypatch.setenv("EDGEINFER_THREADS", "5")
     edgeinfer.load(str(build_tiny(tmp_path / "tiny.gguf"))).close()
     assert native[0].n_threads == 5
+
+
+def test_an_unknown_pre_tokenizer_is_refused_unless_the_user_names_one(tmp_path: Path) -> None:
+    path = build_tiny(tmp_path / "tiny.gguf", metadata={"tokenizer.ggml.pre": "klingon"})
+    with pytest.raises(UnsupportedModelError, match=r"'klingon'.*--pre NAME"):
+        edgeinfer.load(path)
+    with pytest.raises(SettingError, match="'romulan' is not known"):
+        edgeinfer.load(path, pre="romulan")
+    with edgeinfer.load(path, pre="smollm") as llm:
+        assert llm.tokenizer.pre == "smollm"
 
 
 def test_a_file_without_a_template(native: list[FakeNativeEngine], tmp_path: Path) -> None:

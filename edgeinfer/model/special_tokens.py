@@ -79,7 +79,8 @@ def token_kinds(
 ) -> NDArray[np.uint8]:
     """The kind bits of each token, (n_vocab,), from `tokenizer.ggml.token_type` and the names known above.
 
-    `metadata` may name tokens by key, which then need not be known by their name.
+    `metadata` may name tokens around a gap by key; without it they are left as the file types them, which is enough to
+    tell the ends of an answer.
     """
     n = len(vocab)
     if types is None:
@@ -91,7 +92,7 @@ def token_kinds(
     for name in _END_NAMES:
         if (index := vocab.find(name.encode())) >= 0:
             kinds[index] |= CONTROL
-    for keys, *names in _AROUND_NAMES:
+    for keys, *names in _AROUND_NAMES if metadata is not None else ():
         if not any(_given_id(metadata or {}, key, n) is not None for key in keys):
             found = (vocab.find(name.encode()) for row in names for name in row)
             kinds[[index for index in found if index >= 0][:1]] |= CONTROL

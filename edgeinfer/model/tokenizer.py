@@ -37,17 +37,15 @@ from .special_tokens import (
 )
 from .spm import ScoreEncoder
 from .string_table import StringTable
-from .tokenizer_keys import TokenizerKeys
+from .tokenizer_keys import KINDS, TokenizerKeys
 from .unigram import UnigramEncoder
 from .wordpiece import WordPieceEncoder
 
-__all__ = ["KINDS", "Tokenizer"]
+__all__ = ["Tokenizer"]
 
 _KEY = "tokenizer.ggml."
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
-# tokenizer.ggml.model -> kind
-KINDS = {"gpt2": "bpe", "gemma4": "bpe", "llama": "spm", "bert": "wordpiece", "t5": "unigram"}
 # what a file need not say: special ids by kind
 _DEFAULT_IDS: dict[str, dict[str, int]] = {
     "bpe": {},

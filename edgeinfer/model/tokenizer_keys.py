@@ -11,9 +11,12 @@ from numpy.typing import NDArray
 from ..errors import ModelFileError
 from .string_table import StringTable
 
-__all__ = ["TokenizerKeys"]
+__all__ = ["KINDS", "TokenizerKeys"]
 
 _KEY = "tokenizer.ggml."
+
+# tokenizer.ggml.model -> kind of tokenizer
+KINDS = {"gpt2": "bpe", "gemma4": "bpe", "llama": "spm", "bert": "wordpiece", "t5": "unigram"}
 
 
 class TokenizerKeys:

@@ -198,3 +198,9 @@ def test_policies_for_conversations_go_with_chat(edgeinfer: Any) -> None:
     assert "--overflow summarise goes with --chat: a plain prompt has no turns" in done.err
     assert edgeinfer("run", edgeinfer.model, "-p", "hi", "--overflow", "forget").code == 2
     assert edgeinfer("run", edgeinfer.model, "-p", "hi", "--chat", "--overflow", "summarise").out == "echo: hi\n"
+
+
+def test_the_users_pre_tokenizer_is_passed_on(edgeinfer: Any) -> None:
+    for command in (("run", edgeinfer.model, "-p", "hi"), ("chat", edgeinfer.model)):
+        assert edgeinfer(*command, "--pre", "qwen2", stdin=b"hi").code == 0
+        assert edgeinfer.calls[-1]["pre"] == "qwen2"
