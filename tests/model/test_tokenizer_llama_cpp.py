@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from edgeinfer.model.tokenizer import Tokenizer
 from tests import models, vocabularies
-from tests.texts import texts
+from tests.texts import LONG_RUNS, texts
 
 pytestmark = [pytest.mark.slow, pytest.mark.llama_cpp]
 
@@ -75,3 +76,14 @@ def test_pieces_and_end_tokens_equal_llama_cpps(variants: dict[str, Path], name:
         if bool(llama_cpp.llama_vocab_is_eog(vocab, index)) != (index in ours.end_ids):
             differing.append((index, "end", ours.token_text(index)))
     assert differing == []
+
+
+@pytest.mark.parametrize("name", ["gpt-2", "llama-bpe", "qwen35", "llama-spm", "gemma-4", "bert-bge", "nomic-bert-moe"])
+def test_long_runs_take_linear_time_and_give_the_same_ids(variants: dict[str, Path], name: str) -> None:
+    ours, theirs = opened(name, variants)
+    for piece, end in LONG_RUNS.values():
+        text = piece * (20_000 // len(piece)) + end
+        start = time.process_time()
+        ids = ours.encode(text, special=False)
+        assert time.process_time() - start < 1.0  # a tenth of that at rest; 2e8 steps would take longer
+        assert ids == theirs.tokenize(text.encode(), add_bos=False, special=False)
