@@ -173,20 +173,15 @@ class Tokenizer:
         if self.unknown_id is None:
             raise ModelFileError(f"the file names no {_KEY}unknown_token_id, which its kind of vocabulary needs")
         scores = keys.numbers("scores", at_least=self.n_vocab)
-        scores = np.zeros(self.n_vocab, np.float32) if scores is None else scores[: self.n_vocab].astype(np.float32)
-        kinds = self._kinds
-
-        def score_of(index: int) -> float | None:
-            if kinds[index] & USER_DEFINED:
-                return 0.0
-            return float(scores[index]) if kinds[index] & (NORMAL | UNUSED) else None
-
-        ordinary = scores[(kinds & NORMAL) != 0]
+        scores = np.zeros(self.n_vocab) if scores is None else scores[: self.n_vocab].astype(np.float64)
+        ordinary = scores[(self._kinds & NORMAL) != 0]
+        usable = np.where(self._kinds & (NORMAL | UNUSED), scores, np.nan)
+        usable[(self._kinds & USER_DEFINED) != 0] = 0.0  # they cost nothing
         merge_spaces = keys.flag("remove_extra_whitespaces", False)
         self.add_space_prefix = keys.flag("add_space_prefix", False)
         self._encoder = UnigramEncoder(
             self._vocab,
-            score_of,
+            usable,
             float(ordinary.min()) if len(ordinary) else 0.0,
             self.unknown_id,
             CharacterMap(keys.numbers("precompiled_charsmap")),

@@ -7,10 +7,11 @@ prompt must not be cut differently for it. Must not know which rule reads the cl
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 
 import numpy as np
 
-__all__ = ["CONTROL", "LETTER", "MARK", "NUMBER", "OTHER", "PUNCTUATION", "SPACE", "SYMBOL", "classes"]
+__all__ = ["CONTROL", "LETTER", "MARK", "NUMBER", "OTHER", "PUNCTUATION", "SPACE", "SYMBOL", "class_of", "classes"]
 
 # the byte that stands for every code point of the class above U+007F; ASCII stands for itself
 OTHER, NUMBER, LETTER, PUNCTUATION, MARK, SYMBOL, CONTROL = 0xD0, 0xD1, 0xD2, 0xD3, 0xD4, 0xD5, 0xD6
@@ -61,7 +62,16 @@ _RUNS = (
 
 _found = re.findall("([A-Z])([0-9a-z]*)", _RUNS)
 _starts = np.cumsum([0x80, *(int(length or "1", 36) for _, length in _found)]).astype(np.uint32)  # (runs + 1,)
+_start_list, _code_list = _starts.tolist(), bytes(_BYTES[name] for name, _ in _found)
 _codes = np.array([_BYTES[name] for name, _ in _found], np.uint8)  # (runs,)
+
+
+def class_of(character: str) -> int:
+    """The class of one character, as in `classes`: much quicker for one."""
+    point = ord(character)
+    if point < 0x80:
+        return point
+    return _code_list[bisect_right(_start_list, point) - 1]
 
 
 def classes(text: str) -> bytes:

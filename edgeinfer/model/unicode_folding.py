@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import unicodedata
 
-from .unicode_classes import CONTROL, OTHER, classes
+from .unicode_classes import CONTROL, OTHER, class_of
 
 __all__ = ["lowered", "stripped"]
 
@@ -28,7 +28,7 @@ _NEW = {chr(p): chr(p + distance) for first, last, distance in _NEW_LETTERS for 
 
 
 def _known(character: str) -> bool:
-    return classes(character)[0] not in (OTHER, CONTROL)
+    return class_of(character) not in (OTHER, CONTROL)
 
 
 def lowered(character: str) -> str:

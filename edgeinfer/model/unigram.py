@@ -6,12 +6,11 @@ count once. Must not know special tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
+from numpy.typing import NDArray
 
 from .charsmap import CharacterMap
-from .merging import MARK, boundary, pieces_between
+from .merging import MARK, Memo, boundary, pieces_between
 from .string_table import StringTable
 
 __all__ = ["UnigramEncoder"]
@@ -23,12 +22,12 @@ _TIE = 1e-6  # scores this close may change places by rounding, so that what sta
 
 
 class UnigramEncoder:
-    """Text -> ids. `usable(id)` is the score of a token that text may become, None of one that it must not."""
+    """Text -> ids."""
 
     def __init__(
         self,
         vocab: StringTable,
-        score_of: Callable[[int], float | None],
+        scores: NDArray[np.float64],
         worst: float,
         unknown: int,
         charsmap: CharacterMap,
@@ -36,18 +35,27 @@ class UnigramEncoder:
         add_space_prefix: bool,
         merge_spaces: bool,
     ) -> None:
-        """`worst` is the lowest score of an ordinary token; `merge_spaces` makes every run of spaces one."""
+        """`scores` is (n_vocab,), NaN for a token that text must not become; `worst` is the lowest of an ordinary one.
+
+        `merge_spaces` makes every run of spaces one.
+        """
         self._vocab = vocab
-        self._score_of = score_of
+        self._scores: list[float] = scores.tolist()
+        usable = np.isfinite(scores).tobytes()
         self._unknown = unknown
         self._unknown_score = float(np.float32(worst) - _UNKNOWN_PENALTY)
         self._charsmap = charsmap
         self._add_space_prefix = add_space_prefix
         self._merge_spaces = merge_spaces
         self._boundary = boundary(vocab)
-        self._tokens: dict[str, tuple[int, float] | None] = {}
         self._words: dict[str, tuple[list[int], list[float]]] = {}
         self._longest: dict[str, int] | None = None  # characters of the longest token, by its first two
+
+        def find(text: str) -> int:
+            index = vocab.find(text.encode())
+            return index if index >= 0 and usable[index] else -1
+
+        self._tokens = Memo(find)
 
     def encode(self, text: str) -> list[int]:
         """The ids of plain text (no lone surrogates)."""
@@ -88,25 +96,13 @@ class UnigramEncoder:
                         self._longest[first] = len(token)
         return self._longest
 
-    def _token(self, text: str) -> tuple[int, float] | None:
-        try:
-            return self._tokens[text]
-        except KeyError:
-            index = self._vocab.find(text.encode())
-            score = self._score_of(index) if index >= 0 else None
-            found = None if score is None else (index, score)
-            if len(self._tokens) >= _MEMO:
-                self._tokens.clear()
-            self._tokens[text] = found
-            return found
-
     def _best(self, word: str, before: float) -> tuple[list[int], list[float], bool]:
         """The ids of `word` with the best sum of scores, their scores, and whether another row came close.
 
         `before` is the sum of all that stands before the word: sums are rounded, and equal ones are told apart by it.
         """
         n = len(word)
-        lengths = self._lengths()
+        lengths, tokens, token_scores = self._lengths(), self._tokens, self._scores
         sums = [before, *[-np.inf] * n]
         steps: list[tuple[int, int, float]] = [(0, self._unknown, 0.0)] * (n + 1)  # where it starts, id, score
         close = False
@@ -114,12 +110,13 @@ class UnigramEncoder:
             here = sums[at]
             single = False
             for end in range(at + 1, min(n, at + lengths.get(word[at : at + 2], 1)) + 1):
-                token = self._token(word[at:end])
-                if token is None:
+                index = tokens[word[at:end]]
+                if index < 0:
                     continue
                 single = single or end == at + 1
-                index, score = token
-                if abs(here + score - sums[end]) < _TIE:
+                score = token_scores[index]
+                ahead = here + score - sums[end]
+                if -_TIE < ahead < _TIE:
                     close = True
                 if here + score > sums[end]:
                     sums[end], steps[end] = here + score, (at, index, score)

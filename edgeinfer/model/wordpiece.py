@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from .merging import MARK
 from .string_table import StringTable
-from .unicode_classes import CONTROL, PUNCTUATION, SPACE, classes
+from .unicode_classes import CONTROL, PUNCTUATION, SPACE, class_of
 from .unicode_classes import MARK as ACCENT
 from .unicode_folding import lowered, stripped
 
@@ -49,7 +49,7 @@ class _Normalized(dict[int, str]):
     def _of(self, character: str) -> str:
         if self._strip_accents:
             character = stripped(character)
-        point, kind = ord(character), classes(character)[0]
+        point, kind = ord(character), class_of(character)
         if kind == SPACE or character in _ASCII_SPACE:
             return " "
         if character in "\0\ufffd" or kind == CONTROL or point < 0x20 or point == 0x7F:

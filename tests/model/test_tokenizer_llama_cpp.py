@@ -42,9 +42,13 @@ def opened(name: str, variants: dict[str, Path]) -> tuple[Tokenizer, Any]:
         return vocabularies.load(path), vocabularies.reference(path)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_ids_equal_llama_cpps(variants: dict[str, Path], name: str) -> None:
-    ours, theirs = opened(name, variants)
+@pytest.fixture(scope="module", params=FILES)
+def both(request: pytest.FixtureRequest, variants: dict[str, Path]) -> tuple[str, Tokenizer, Any]:
+    return (request.param, *opened(request.param, variants))
+
+
+def test_ids_equal_llama_cpps(both: tuple[str, Tokenizer, Any]) -> None:
+    name, ours, theirs = both
     # "</s>" is an HTML tag in Gemma's and Qwen's vocabularies; a second BOS or EOS is never added here
     left_out = ("</s>", ours.token_text(ours.bos_id), "[SEP]")
     extra = tuple(text for text in ours.special.texts if text not in left_out)[:40]
@@ -57,11 +61,10 @@ def test_ids_equal_llama_cpps(variants: dict[str, Path], name: str) -> None:
     assert differing == []
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_pieces_and_end_tokens_equal_llama_cpps(variants: dict[str, Path], name: str) -> None:
+def test_pieces_and_end_tokens_equal_llama_cpps(both: tuple[str, Tokenizer, Any]) -> None:
     import llama_cpp
 
-    ours, theirs = opened(name, variants)
+    _, ours, theirs = both
     vocab, buffer = theirs._model.vocab, ctypes.create_string_buffer(4096)
     differing: list[tuple[int, object, object]] = []
     for index in range(ours.n_vocab):

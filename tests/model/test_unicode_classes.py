@@ -25,6 +25,7 @@ def test_known_characters() -> None:
 def test_agrees_with_unicodedata_on_every_character_that_both_know() -> None:
     points = [p for p in range(0x80, 0x110000) if not 0xD800 <= p < 0xE000]
     ours = u.classes("".join(map(chr, points)))
+    assert ours == bytes(map(u.class_of, map(chr, points)))
     differing = []
     for point, found in zip(points, ours, strict=True):
         category = unicodedata.category(chr(point))
