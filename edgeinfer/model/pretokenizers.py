@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 
 from ..errors import SettingError, UnsupportedModelError
 from .text_cutting import HAN_LETTER, HAN_OTHER, Step, by_function, by_kinds, by_points, cut_pieces
@@ -274,11 +275,18 @@ def rule_named(name: str, *, override: bool = False) -> PreTokenizer:
     """
     if name in RULES:
         return RULES[name]
-    known = ", ".join(sorted(RULES))
+    close = get_close_matches(name, RULES, 3)
+    meant = f"; did you mean {' or '.join(close)}" if close else ""
     if override:
-        raise SettingError(f"the pre-tokenizer {name!r} is not known; wanted one of {known}")
+        raise SettingError(f"the pre-tokenizer {name!r} is not known{meant}. Known are {_known()}")
     raise UnsupportedModelError(
         f"tokenizer.ggml.pre is {name!r}, a way of cutting text that is not known here; another way would make the "
         "answers worse, so the model is refused. If its makers say that it cuts like a known one, load it with that "
-        f"one's name (--pre NAME, or pre=NAME in Python): {known}"
+        f"one's name (--pre NAME, or pre=NAME in Python): {_known()}"
     )
+
+
+def _known() -> str:
+    """One name of each rule: all names would fill a screen."""
+    firsts = {id(rule): name for name, rule in reversed(RULES.items())}
+    return f"{', '.join(sorted(firsts.values()))}, and other names of these"

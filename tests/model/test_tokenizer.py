@@ -337,8 +337,10 @@ def test_the_users_rule_stands_in_for_the_files(written: object) -> None:
 
 
 def test_a_users_rule_that_cannot_be_is_refused() -> None:
-    with pytest.raises(SettingError, match="'klingon' is not known; wanted one of .*qwen2"):
+    with pytest.raises(SettingError, match=r"'klingon' is not known\. Known are .*qwen2"):
         Tokenizer(bpe_metadata(), "klingon")
+    with pytest.raises(SettingError, match="'qwen-2' is not known; did you mean .*qwen2"):
+        Tokenizer(bpe_metadata(), "qwen-2")
     with pytest.raises(SettingError, match="'qwen2'.*kind 'spm', which has none"):
         Tokenizer(spm_metadata(), "qwen2")
 
