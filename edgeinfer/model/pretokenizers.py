@@ -275,7 +275,7 @@ def rule_named(name: str, *, override: bool = False) -> PreTokenizer:
     """
     if name in RULES:
         return RULES[name]
-    close = get_close_matches(name, RULES, 3)
+    close = get_close_matches(name, RULES, 3, cutoff=0.7)
     meant = f"; did you mean {' or '.join(close)}" if close else ""
     if override:
         raise SettingError(f"the pre-tokenizer {name!r} is not known{meant}. Known are {_known()}")
