@@ -14,7 +14,7 @@ from ..model.gguf import GGUFFile
 from ..model.lazy_array import LazyArray
 from ..model.pretokenizers import rule_named
 from ..model.special_tokens import end_ids, token_kinds
-from ..model.tokenizer import KINDS
+from ..model.tokenizer_keys import KINDS
 
 __all__ = ["Vocabulary", "plain", "tokenizer_facts"]
 
