@@ -93,7 +93,7 @@ def tokenizer_facts(file: GGUFFile, n_rows: int | None) -> dict[str, Any]:
                 rule_named(str(pre) if pre is not None else "default")
         except EdgeInferError as error:
             problems.append(str(error))
-        if model not in KINDS:
+        if not isinstance(model, str) or model not in KINDS:
             problems.append(f"its tokenizer is {plain(model)!r}; known are {', '.join(map(repr, KINDS))}")
         if model in ("gpt2", "gemma4") and merges is None:
             problems.append(f"it has no {_KEY}merges, without which its byte-pair vocabulary cannot be used")
