@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from functools import wraps
 from typing import Any
@@ -21,34 +21,23 @@ from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from ..errors import TemplateError
 from .template_budget import Budget, LimitError
+from .template_guards import Lazy, allow_percent, filter_guard, guarded_method
 
 __all__ = ["TemplateSandbox"]
 
-_SOURCE_LIMIT = 1 << 18  # characters; the largest in use have 30,000
+_SOURCE_LIMIT = 48_000  # characters; the largest in use have 17,000, and compiling takes some 10 us for each
 _INDENT_LIMIT = 32
+_FORMAT_LIMIT = 200  # characters of the format of a date
 
-# filters that read their arguments as text
-_STRINGIFY = {
-    "batch",
-    "capitalize",
-    "center",
-    "dictsort",
-    "e",
-    "escape",
-    "float",
-    "forceescape",
-    "format",
-    "indent",
-    "int",
-} | {"join", "lower", "replace", "string", "sum", "title", "trim", "truncate", "upper", "urlencode", "wordcount"}
 _REMOVED = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")  # of no use in a prompt, and hard to bound
 
 
 class _CodeGenerator(CodeGenerator):
-    """Joins strings through the environment, so that it can count them."""
+    """Writes code whose every operation is counted by the environment."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
         self.write("environment.join_values((")
@@ -56,6 +45,38 @@ class _CodeGenerator(CodeGenerator):
             self.visit(argument, frame)
             self.write(", ")
         self.write("))")
+
+    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
+        self.write("(environment.tick() or ")
+        super().visit_Compare(node, frame)
+        self.write(")")
+
+    def visit_Test(self, node: nodes.Test, frame: Frame) -> None:
+        self.write("(environment.tick() or ")
+        super().visit_Test(node, frame)
+        self.write(")")
+
+    def visit_List(self, node: nodes.List, frame: Frame) -> None:
+        self.write("environment.made(")
+        super().visit_List(node, frame)
+        self.write(")")
+
+    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
+        self.write("environment.made(")
+        super().visit_Dict(node, frame)
+        self.write(")")
+
+    def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:
+        loads = node.ctx == "load"
+        self.write("environment.made(" if loads else "")
+        super().visit_Tuple(node, frame)
+        self.write(")" if loads else "")
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
+        is_slice = isinstance(node.arg, nodes.Slice)
+        self.write("environment.made(" if is_slice else "")
+        super().visit_Getitem(node, frame)
+        self.write(")" if is_slice else "")
 
 
 class _GenerationTag(Extension):
@@ -72,6 +93,36 @@ class _GenerationTag(Extension):
         return caller()
 
 
+class _Namespace(Namespace):
+    """`namespace()`, which must not be given names that begin with an underscore: none of Transformers' may."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, rest = args[0], args[1:]
+        attributes = dict(*rest, **kwargs)
+        for name in attributes:
+            _check_name(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}: it begins with an underscore")
+
+
+class _Dict:
+    """`dict()`, without the attributes of the class."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
 class TemplateSandbox(ImmutableSandboxedEnvironment):
     """Compiles and runs templates; safe to use from several threads, one rendering at a time."""
 
@@ -79,7 +130,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     code_generator_class = _CodeGenerator
 
     def __init__(self, max_seconds: float) -> None:
-        """`max_seconds` bounds one rendering."""
+        """`max_seconds` of work bound one rendering of a short conversation; longer ones get more."""
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -92,12 +143,16 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.finalize = self._finalize
         for name in _REMOVED:
             self.filters.pop(name, None)
-        self.globals.pop("lipsum", None)
         self.filters["tojson"] = self._tojson
         self.filters = {name: self._guarded(name, function) for name, function in self.filters.items()}
         self.filters["_tick"] = lambda value: self._budget.tick()
-        self.globals["raise_exception"] = _raise_exception
-        self.globals["strftime_now"] = self._strftime_now
+        self.globals.pop("lipsum", None)
+        self.globals |= {
+            "raise_exception": _raise_exception,
+            "strftime_now": self._strftime_now,
+            "namespace": _Namespace,
+            "dict": _Dict(),
+        }
 
     # -- compile and run ----------------------------------------------------------------------------------------------
 
@@ -106,12 +161,16 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if len(source) > _SOURCE_LIMIT:
             raise TemplateError(f"the chat template has {len(source)} characters; at most {_SOURCE_LIMIT} are read")
         try:
-            return self.from_string(source)
+            with self._lock:
+                return self.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(f"the chat template has an error in line {error.lineno}: {error.message}") from None
         except (RecursionError, MemoryError, SyntaxError, ValueError, TypeError, OverflowError) as error:
+            line = _line_reached(error)
+            where = f" (line {line})" if line else ""
+            what = "it is nested too deeply" if isinstance(error, RecursionError) else _first_line(error)
             raise TemplateError(
-                f"the chat template cannot be compiled: {type(error).__name__}: {_first_line(error)}"
+                f"the chat template cannot be compiled{where}: {type(error).__name__}: {what}"
             ) from None
 
     def rendered(self, template: jinja2.Template, variables: Mapping[str, Any], n_input: int) -> str:
@@ -130,12 +189,36 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         """Parse, and have every turn of a loop look at the clock."""
         tree = super()._parse(source, name, filename)
+        for scope in tree.find_all(nodes.ScopedEvalContextModifier):
+            raise jinja2.TemplateSyntaxError(
+                "autoescape is for web pages, not for prompts", scope.lineno, name, filename
+            )
         for loop in list(tree.find_all(nodes.For)):
             tick = nodes.Filter(nodes.Const(None), "_tick", [], [], None, None)
             loop.body.insert(0, nodes.ExprStmt(tick).set_lineno(loop.lineno))
         return tree
 
     # -- what templates do, counted -----------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """An operation that makes nothing."""
+        self._budget.tick()
+
+    def made(self, value: Any) -> Any:
+        """A list, tuple, dict or slice that was just made."""
+        self._budget.tick()
+        self._budget.charge(value)
+        return value
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """`obj.attribute`, counted."""
+        self._budget.tick()
+        return super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """`obj[argument]`, counted."""
+        self._budget.tick()
+        return super().getitem(obj, argument)
 
     def concat(self, parts: Any) -> str:
         """Join what a macro, a block or the template has written."""
@@ -147,7 +230,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     def join_values(self, values: tuple[Any, ...]) -> str:
         """The operator `~`."""
-        self._budget.measure(*values)
+        self._budget.tick()
+        self._budget.allow(sum(map(self._budget.size, values)))
         text = "".join(map(str, values))
         self._budget.charge(text)
         return text
@@ -158,14 +242,14 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         budget.tick()
         if operator == "*":
             for one, other in ((left, right), (right, left)):
-                if isinstance(one, (str, bytes, list, tuple)) and isinstance(other, int):
+                if isinstance(one, (str, list, tuple)) and isinstance(other, int):
                     budget.allow(len(one) * max(other, 0))
         if operator == "**" and isinstance(left, int) and isinstance(right, int):
             budget.allow_bits(left.bit_length() * right)
-        if operator == "+" and isinstance(left, (str, bytes, list, tuple)) and isinstance(right, type(left)):
+        if operator == "+" and isinstance(left, (str, list, tuple)) and isinstance(right, type(left)):
             budget.allow(len(left) + len(right))
         if operator == "%" and isinstance(left, str):
-            self._check_format(left, "%", right)
+            allow_percent(budget, left, right)
         result = super().call_binop(context, operator, left, right)
         budget.charge(result)
         return result
@@ -173,81 +257,38 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """A call of a macro, a function or a method."""
         self._budget.tick()
-        owner = getattr(obj, "__self__", None) or getattr(getattr(obj, "__wrapped__", None), "__self__", None)
-        if isinstance(owner, str):
-            args = self._checked_arguments(owner, getattr(obj, "__name__", ""), args, kwargs)
+        args = guarded_method(self._budget, obj, args, kwargs)
         result = super().call(context, obj, *args, **kwargs)
         self._budget.charge(result)
         return result
 
-    def _checked_arguments(self, text: str, method: str, args: tuple[Any, ...], kwargs: Any) -> tuple[Any, ...]:
-        """The arguments of a method of `text`, if the result cannot be too large."""
-        allow = self._budget.allow
-        if method in ("translate", "maketrans"):
-            raise LimitError(f"the method {method} is not available")
-        if method == "join" and args:
-            args = ([*args[0]], *args[1:])
-            allow(self._budget.measure(args[0]) + len(args[0]) * len(text))
-        elif method == "replace" and len(args) >= 2:
-            self._check_replace(text, args[0], args[1])
-        elif method in ("center", "ljust", "rjust", "zfill"):
-            allow(max([0, *(n for n in (*args, *kwargs.values()) if isinstance(n, int))]))
-        elif method == "expandtabs":
-            allow(text.count("\t") * max([8, *(n for n in (*args, *kwargs.values()) if isinstance(n, int))]))
-        elif method in ("format", "format_map"):
-            self._check_format(text, "{", args, kwargs)
-        return args
-
-    def _check_replace(self, text: Any, old: Any, new: Any) -> None:
-        text, old, new = str(text), str(old), str(new)
-        self._budget.allow(len(text) + text.count(old) * max(len(new) - len(old), 0))
-
-    def _check_format(self, text: str, mark: str, *values: Any) -> None:
-        if re.search(r"%[^a-zA-Z%]*([0-9]{5}|\*)" if mark == "%" else r"\{[^{}]*[0-9]{5}", text):
-            raise LimitError("it formats with a width of five digits or one that is computed")
-        widest = max([9999, *(n for value in values if isinstance(value, tuple) for n in value if isinstance(n, int))])
-        self._budget.allow(len(text) + text.count(mark) * self._budget.measure(*values))
-        if mark == "{" and "{" in re.sub(r"\{[^{}]*\}", "", text):  # a field inside a field: a width from a value
-            self._budget.allow(text.count(mark) * widest)
-
     def _guarded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A filter that cannot make something too large."""
+        """A filter that cannot make something too large, nor take too long."""
         skip = 1 if hasattr(function, "jinja_pass_arg") else 0
+        check = filter_guard(name, function)
 
         @wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
             budget = self._budget
             budget.tick()
-            head, given = args[:skip], list(args[skip:])
-            if name in _STRINGIFY:
-                if name in ("join", "sum", "batch") and given and not isinstance(given[0], str):
-                    given[0] = list(given[0])
-                size = budget.measure(*given, *kwargs.values())
-                if name == "sum" and not isinstance(
-                    kwargs.get("start", given[2] if len(given) > 2 else 0), (int, float)
-                ):
-                    raise LimitError("it adds up values that are not numbers")
-                if name == "join":
-                    separator = kwargs.get("d", given[1] if len(given) > 1 else "")
-                    budget.allow(size + len(given[0]) * len(str(separator)))
-                elif name == "replace" and len(given) >= 3:
-                    self._check_replace(*given[:3])
-                elif name == "format" and given:
-                    self._check_format(str(given[0]), "%", tuple(given[1:]), kwargs)
-                elif name in ("center", "indent", "batch"):
-                    width = kwargs.get("width", given[1] if len(given) > 1 else 0)
-                    lines = str(given[0]).count("\n") + 1 if name == "indent" else 1
-                    budget.allow(size + lines * (width if isinstance(width, int) else len(str(width))))
+            head, given = args[:skip], args[skip:]
+            if check is not None:
+                given, kwargs = check(budget, given, kwargs)
             result = function(*head, *given, **kwargs)
-            budget.charge(result)
+            if isinstance(result, Iterator):
+                return Lazy(result)
+            if not any(result is value for value in given):
+                budget.charge(result)
             return result
 
         return run
 
-    def _finalize(self, value: Any) -> Any:
+    @jinja2.pass_context  # so that Jinja does not call it while compiling
+    def _finalize(self, context: Any, value: Any) -> Any:
         """What is about to be written as text."""
+        self._budget.tick()
         if not isinstance(value, str):
-            self._budget.measure(value)
+            self._budget.size([value])
         return value
 
     def _tojson(
@@ -259,7 +300,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         sort_keys: bool = False,
     ) -> str:
         """JSON as Transformers writes it: no HTML escapes, other scripts as they are."""
-        self._budget.measure(value)
+        size = self._budget.size([value])
+        for text in separators or ():
+            self._budget.allow(size * len(text) // 4)
         if indent is not None and (indent if isinstance(indent, int) else len(indent)) > _INDENT_LIMIT:
             raise LimitError(f"it indents by more than {_INDENT_LIMIT}")
         options = {"ensure_ascii": ensure_ascii, "separators": separators, "sort_keys": sort_keys}
@@ -274,13 +317,27 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     def _strftime_now(self, format: str) -> str:
         """The date and time of now, local."""
-        if re.search(r"[0-9]{3}", format):
-            raise LimitError("it formats a date with a width of three digits")
+        if len(format) > _FORMAT_LIMIT or re.search(r"[0-9]{3}", format):
+            raise LimitError("it formats a date with a long format, or a width of three digits")
         return datetime.now().strftime(format)
 
 
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(str(message))
+
+
+def _line_reached(error: BaseException) -> int | None:
+    """The line of the template that the parser or the code generator was at when an error ended it."""
+    line, trace = None, error.__traceback__
+    while trace is not None:
+        inner = trace.tb_frame.f_locals
+        node, parser = inner.get("node"), inner.get("self")
+        if isinstance(node, nodes.Node) or isinstance(node := parser, nodes.Node):
+            line = node.lineno or line
+        elif isinstance(parser, Parser):
+            line = parser.stream.current.lineno
+        trace = trace.tb_next
+    return line
 
 
 def _first_line(error: BaseException) -> str:

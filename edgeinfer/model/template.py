@@ -23,6 +23,7 @@ from .tokenizer import HasMetadata, Tokenizer
 __all__ = ["ChatTemplate"]
 
 _KEY = "tokenizer.chat_template"
+_THINKING_KEYS = ("reasoning_content", "thinking", "reasoning")
 _PRIVATE = range(0x100000, 0x10FFFE)  # code points that mean nothing
 
 
@@ -35,9 +36,9 @@ class ChatTemplate:
     source: str
 
     def __init__(
-        self, source: str, tokenizer: Tokenizer, *, tool_source: str | None = None, max_seconds: float = 10.0
+        self, source: str, tokenizer: Tokenizer, *, tool_source: str | None = None, max_seconds: float = 1.0
     ) -> None:
-        """`tool_source` is used instead where tools are given; `max_seconds` bounds one rendering."""
+        """`tool_source` is used instead where tools are given; `max_seconds` of work bound a rendering of a short chat."""
         self.source = source
         self._tool_source = tool_source
         self._tokenizer = tokenizer
@@ -89,6 +90,9 @@ class ChatTemplate:
     ) -> str:
         """The prompt as text, as Transformers would render it; `variables` are passed to the template too.
 
+        As there, what is None in a message is left out, thinking text goes under each of the names that templates know,
+        and nothing but JSON's types reaches the template.
+
         Raises TemplateError when the template is broken, refuses the messages, or asks for too much time or memory;
         SettingError when `messages` is not a list of mappings that have a role.
         """
@@ -98,13 +102,13 @@ class ChatTemplate:
             raise SettingError("messages must be a list of mappings, each with a 'role' and mostly a 'content'")
         given = {
             **self._tokens,
-            "messages": [dict(message) for message in messages],
-            "tools": None if tools is None else list(tools),
+            "messages": [_plain_message(message) for message in messages],
+            "tools": None if tools is None else _plain(list(tools)),
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
-            **variables,
+            **{name: _plain(value) for name, value in variables.items()},
         }
-        n_input = sum(map(len, _texts([given["messages"], given["tools"], variables])))
+        n_input = sum(map(len, _texts(given)))
         return self._sandbox.rendered(self._compiled_for_tools if tools else self._compiled, given, n_input)
 
     def encode(
@@ -185,6 +189,26 @@ class ChatTemplate:
             if special.begins_control(text[match.start() : end]):
                 places.add(match.start())
         return "".join(stand_ins[c] if i in places else c for i, c in enumerate(text)) if places else text
+
+
+def _plain(value: Any) -> Any:
+    """A copy of a value in JSON's types, whose methods are known to be harmless; anything else as its type's name."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return getattr(kind, f"__{kind.__name__}__")(value)  # a subclass may have methods of its own
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_plain, value)) if type(value) in (list, tuple) else [*map(_plain, value)]
+    return f"<{type(value).__name__}>"
+
+
+def _plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    plain: dict[str, Any] = {key: _plain(value) for key, value in message.items() if value is not None}
+    thinking = next((plain[name] for name in _THINKING_KEYS if name in plain), None)
+    return plain if thinking is None else {"thinking": thinking, **plain, "reasoning_content": thinking}
 
 
 def _texts(value: Any) -> Iterator[str]:
