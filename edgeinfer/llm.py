@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from .engine.types import Engine
 from .errors import EngineError, SettingError, TemplateError
 from .generate.params import SamplingParams, merged
+from .generate.reasoning import Splitter, choose_reasoning
 from .model.messages import check_messages
 from .profile.threads import ThreadChoice
 from .schedule.admission import level_of
@@ -143,15 +145,19 @@ class LLM:
         params: SamplingParams | None = None,
         priority: str = "interactive",
         overflow: str | None = None,
+        thinking: bool | None = None,
+        think_budget: int | None = None,
         **sampling: Unpack[SamplingArgs],
     ) -> Generation:
         """Answer a conversation: [{"role": "user", "content": "..."}, ...]; iterate over the result for its chunks.
 
         The file's chat template makes the prompt; text in a message that looks like a control token stays text.
-        `sampling` and priority as for `generate`; overflow may also be "drop-oldest-turns" or "summarise". Raises what
-        `generate` raises, and TemplateError when the file has no usable template.
+        `sampling` and priority as for `generate`; overflow may also be "drop-oldest-turns" or "summarise". A model that
+        thinks aloud gives `reasoning` chunks first: thinking switches that on or off (None: as the template has it), and
+        think_budget ends it after so many tokens. Raises what `generate` raises, TemplateError when the file has no
+        usable template, and SettingError for thinking=True where it knows none.
         """
-        return self._answer(Generation, messages, params, sampling, priority, overflow)
+        return self._answer(Generation, messages, params, sampling, priority, overflow, thinking, think_budget)
 
     def achat(
         self,
@@ -160,10 +166,12 @@ class LLM:
         params: SamplingParams | None = None,
         priority: str = "interactive",
         overflow: str | None = None,
+        thinking: bool | None = None,
+        think_budget: int | None = None,
         **sampling: Unpack[SamplingArgs],
     ) -> AsyncGeneration:
         """`chat` for `async for`. With overflow "summarise" the call itself waits while a summary is written."""
-        return self._answer(AsyncGeneration, messages, params, sampling, priority, overflow)
+        return self._answer(AsyncGeneration, messages, params, sampling, priority, overflow, thinking, think_budget)
 
     def _complete(
         self,
@@ -198,6 +206,8 @@ class LLM:
         sampling: Any,
         priority: str,
         policy: str | None,
+        thinking: bool | None,
+        think_budget: int | None,
     ) -> _A:
         accepted = time.perf_counter()
         self._check_open()
@@ -208,14 +218,16 @@ class LLM:
                 "this model file has no chat template: it is not made for chat; use plain completion instead "
                 "(llm.generate(prompt), or `edgeinfer run` without --chat)"
             )
-        encode, policy = self.template.encode, policy or self.overflow
+        reasoning, policy = choose_reasoning(self.template.thinking, thinking, think_budget), policy or self.overflow
+        encode = partial(self.template.encode, **reasoning.variables)
         fitted = fit(checked, encode, self.n_ctx, policy=policy, max_tokens=chosen.max_tokens, summarise=self._summary)
-        answer = self._start(kind, fitted.ids, chosen, priority, accepted, fitted)
+        splitter = reasoning.splitter(fitted.ids)
+        answer = self._start(kind, fitted.ids, chosen, priority, accepted, fitted, splitter)
         self._pin_head(checked, encode, fitted.ids)
         return answer
 
     def _ask_briefly(self, messages: list[dict[str, Any]], n_tokens: int) -> str:
-        return self.chat(messages, temperature=0, max_tokens=n_tokens, overflow="error").text()
+        return self.chat(messages, temperature=0, max_tokens=n_tokens, overflow="error", thinking=False).text()
 
     def _pin_head(self, messages: list[dict[str, Any]], encode: Any, ids: list[int]) -> None:
         """Tell the prefix cache that a conversation's system text will come again, once each."""
@@ -229,7 +241,14 @@ class LLM:
             self._prefix.pin(ids[: head(messages, encode, ids)])
 
     def _start(
-        self, kind: type[_A], prompt: Any, params: SamplingParams, priority: str, accepted: float, fitted: Fitted | None
+        self,
+        kind: type[_A],
+        prompt: Any,
+        params: SamplingParams,
+        priority: str,
+        accepted: float,
+        fitted: Fitted | None,
+        splitter: Splitter | None = None,
     ) -> _A:
         level = level_of(priority)
         with self._lock:
@@ -239,7 +258,7 @@ class LLM:
         engine = self._engine
         stream = Stream(
             prompt, params, Run(accepted), self.tokenizer, n_vocab=engine.n_vocab, n_ctx=engine.n_ctx, level=level,
-            fitted=fitted,
+            fitted=fitted, splitter=splitter,
         )  # fmt: skip
         self.scheduler.submit(stream)
         answer = kind(

@@ -340,6 +340,8 @@ class ByteTokenizer:
 class ToyTemplate:
     """A line a message, as in "user: hello"."""
 
+    thinking: Any = None  # a `Thinking` where a test wants one
+
     def __init__(self, tokenizer: ByteTokenizer) -> None:
         self.tokenizer = tokenizer
 

@@ -90,6 +90,7 @@ class Outcome:
     """An answer that was streamed to its end."""
 
     text: str = ""
+    thinking: str = ""
     tokens: list[int] = field(default_factory=list)
     finish_reason: str = "cancelled"
     timings: Timings | None = None
@@ -118,20 +119,26 @@ def _stop_on_interrupt(answer: Generation) -> Iterator[None]:
         signal.signal(signal.SIGINT, before if before is not None else signal.default_int_handler)
 
 
-def stream(answer: Generation, write: Callable[[str], None]) -> Outcome:
-    """Read an answer to its end, giving each piece of text to `write` as it comes."""
+def stream(
+    answer: Generation, write: Callable[[str], None], think: Callable[[str], None] = lambda text: None
+) -> Outcome:
+    """Read an answer to its end, giving each piece of it to `write` as it comes, and of the thinking to `think`."""
     outcome = Outcome()
     pieces: list[str] = []
+    thoughts: list[str] = []
     with _stop_on_interrupt(answer), answer:
         for chunk in answer:
             if chunk.token is not None:
                 outcome.tokens.append(chunk.token)
-            if chunk.text:
+            if chunk.reasoning:
+                thoughts.append(chunk.text)
+                think(chunk.text)
+            elif chunk.text:
                 pieces.append(chunk.text)
                 write(chunk.text)
             if chunk.finish_reason:
                 outcome.finish_reason = chunk.finish_reason
-    outcome.text = "".join(pieces)
+    outcome.text, outcome.thinking = "".join(pieces), "".join(thoughts)
     outcome.timings = answer.timings
     dropped = getattr(answer, "dropped", None)
     outcome.dropped = dropped.sentence() if dropped is not None else None

@@ -24,12 +24,12 @@ from .answer import (
     sampling,
     say_no_template,
     stream,
-    write_out,
 )
 from .cache import cache_report
 from .completion import complete_model
 from .conversation import Conversation
 from .terminal import check_text, read_input, say
+from .thinking import ThinkingView, thinking_options
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -41,6 +41,7 @@ _HELP = """\
 /help             show this
 /reset            forget the conversation, keep the system message
 /system [TEXT]    show the system message, or set it ("" removes it)
+/think [on|off]   switch thinking on or off, where the model can
 /stats            switch the figures after each answer on or off
 /cache            show what the prefix cache holds, and what made prompts slow
 /save FILE        write the conversation to a file
@@ -60,6 +61,7 @@ Alt-Enter makes a new line, Ctrl-C stops an answer, the arrow keys walk through 
 @click.option("--seed", type=int, help="Makes the answers repeatable.")
 @overflow_option
 @pre_option
+@thinking_options
 @click.option("--stats", is_flag=True, help="Show TTFT and tok/s after each answer.")
 @click.option("--offline", is_flag=True, help="Never use the network.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing on stderr but errors.")
@@ -73,6 +75,9 @@ def chat(
     seed: int | None,
     overflow: str | None,
     pre: str | None,
+    thinking: bool | None,
+    think_budget: int | None,
+    hide_thinking: bool,
     stats: bool,
     offline: bool,
     quiet: bool,
@@ -95,10 +100,10 @@ def chat(
     with open_model(name, n_ctx=n_ctx, threads=threads, seed=seed, offline=offline, quiet=quiet, **chosen_load) as llm:
         if llm.template is None and not quiet:
             say_no_template(llm)
-        talk = Conversation(llm, name, system)
+        talk = Conversation(llm, name, system, given(thinking=thinking, think_budget=think_budget))
         if interactive:
-            return _Prompt(talk, chosen, stats, quiet).run()
-        outcome = _answer(talk, text, chosen)
+            return _Prompt(talk, chosen, stats, quiet, hide_thinking).run()
+        outcome = _answer(talk, text, chosen, ThinkingView(hide_thinking, quiet))
         if outcome.dropped and not quiet:
             say(f"[{outcome.dropped}]")
         if stats:
@@ -106,21 +111,18 @@ def chat(
         return 130 if outcome.finish_reason == "cancelled" else 0
 
 
-def _answer(talk: Conversation, text: str, chosen: dict[str, Any]) -> Outcome:
-    shown: list[str] = []
-
-    def write(piece: str) -> None:
-        shown.append(piece)
-        write_out(piece)
-
+def _answer(talk: Conversation, text: str, chosen: dict[str, Any], view: ThinkingView) -> Outcome:
     try:
-        outcome = stream(talk.ask(text, chosen), write)
+        outcome = stream(talk.ask(text, chosen), view.write, view.think)
     except EdgeInferError:
-        if shown:
-            end_line(shown[-1])
+        if view.shown:
+            end_line(view.shown)
         raise
+    finally:
+        view.close()
     end_line(outcome.text)
-    talk.keep(text, outcome.text)
+    talk.keep(text, outcome.text, outcome.thinking)
+    view.note(outcome)
     return outcome
 
 
@@ -145,13 +147,17 @@ def _history() -> History:
 class _Prompt:
     """The loop of an interactive chat."""
 
-    def __init__(self, talk: Conversation, chosen: dict[str, Any], stats: bool, quiet: bool) -> None:
+    def __init__(
+        self, talk: Conversation, chosen: dict[str, Any], stats: bool, quiet: bool, hide_thinking: bool = False
+    ) -> None:
         self.talk, self.chosen, self.stats, self.quiet = talk, chosen, stats, quiet
+        self.hide_thinking = hide_thinking
         self.last: Outcome | None = None
         self.commands: dict[str, Callable[[str], None]] = {
             "help": lambda rest: say(_HELP),
             "reset": self._reset,
             "system": self._system,
+            "think": self._think,
             "stats": self._stats,
             "cache": self._cache,
             "save": self._save,
@@ -223,7 +229,8 @@ class _Prompt:
             return True
         if not text:
             return True
-        self.last = _answer(self.talk, check_text(text, "the message"), self.chosen)
+        view = ThinkingView(self.hide_thinking, self.quiet)
+        self.last = _answer(self.talk, check_text(text, "the message"), self.chosen, view)
         if self.last.finish_reason == "cancelled":
             say("[stopped]")
         elif self.last.finish_reason == "length" and "max_tokens" not in self.chosen and self.talk.llm.template:
@@ -242,6 +249,14 @@ class _Prompt:
         if rest:
             self.talk.system = "" if rest in ('""', "''") else rest
         say(f"system message: {self.talk.system}" if self.talk.system else "no system message")
+
+    def _think(self, rest: str) -> None:
+        if rest not in ("on", "off"):
+            raise SettingError("/think wants on or off")
+        if rest == "on" and (self.talk.llm.template is None or self.talk.llm.template.thinking is None):
+            raise SettingError("this model's chat template knows no thinking")
+        self.talk.thinking["thinking"] = rest == "on"
+        say(f"thinking: {rest}")
 
     def _stats(self, rest: str) -> None:
         self.stats = not self.stats

@@ -24,8 +24,9 @@ _PLAIN_LIMIT = 256  # tokens of a plain completion: a base model rarely ends by 
 class Conversation:
     """Messages that alternate between user and assistant, behind an optional system message."""
 
-    def __init__(self, llm: LLM, model: str, system: str = "") -> None:
-        self.llm, self.model, self.system = llm, model, system
+    def __init__(self, llm: LLM, model: str, system: str = "", thinking: Mapping[str, Any] | None = None) -> None:
+        """`thinking` are the arguments of `LLM.chat` about it."""
+        self.llm, self.model, self.system, self.thinking = llm, model, system, dict(thinking or {})
         self.messages: list[dict[str, str]] = []
 
     def reset(self) -> None:
@@ -40,12 +41,16 @@ class Conversation:
             limit = {"max_tokens": _PLAIN_LIMIT, **sampling}
             return self.llm.generate(f"{self.system}\n\n{text}" if self.system else text, **limit)
         head = [{"role": "system", "content": self.system}] if self.system else []
-        return self.llm.chat([*head, *self.messages, user], **dict(sampling))
+        return self.llm.chat([*head, *self.messages, user], **self.thinking, **dict(sampling))
 
-    def keep(self, text: str, answer: str) -> None:
-        """Add a message and its answer to the history. A turn without an answer leaves no trace."""
+    def keep(self, text: str, answer: str, thinking: str = "") -> None:
+        """Add a message and its answer to the history. A turn without an answer leaves no trace.
+
+        The thinking stands beside the answer: the template decides what of it the model sees again, mostly nothing.
+        """
         if answer:
-            self.messages += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
+            beside = {"reasoning_content": thinking} if thinking else {}
+            self.messages += [{"role": "user", "content": text}, {"role": "assistant", "content": answer, **beside}]
 
     def save(self, path: Path) -> None:
         """Write the conversation to a file that only its owner can read, beside and renamed.
@@ -100,10 +105,14 @@ def _read(path: Path) -> dict[str, Any]:
     messages, system = table.get("messages"), table.get("system", "")
     roles = ("user", "assistant")
     sound = isinstance(messages, list) and all(
-        isinstance(m, dict) and m.get("role") == roles[i % 2] and isinstance(m.get("content"), str)
+        isinstance(m, dict)
+        and m.get("role") == roles[i % 2]
+        and isinstance(m.get("content"), str)
+        and isinstance(m.get("reasoning_content", ""), str)
         for i, m in enumerate(messages)
     )
     if not sound or not isinstance(system, str) or not isinstance(messages, list) or len(messages) % 2:
         raise SettingError(f"{path} is damaged: its messages do not alternate between user and assistant")
-    kept = [{"role": m["role"], "content": m["content"]} for m in messages]
+    names = ("role", "content", "reasoning_content")
+    kept = [{name: m[name] for name in names if name in m} for m in messages]
     return {"system": system, "messages": kept}

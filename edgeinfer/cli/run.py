@@ -22,6 +22,7 @@ from .answer import (
 )
 from .completion import complete_model
 from .terminal import check_text, read_input, say
+from .thinking import ThinkingView, thinking_options
 
 __all__ = ["run"]
 
@@ -42,6 +43,7 @@ __all__ = ["run"]
 @click.option("--seed", type=int, help="Makes the answer repeatable.")
 @overflow_option
 @pre_option
+@thinking_options
 @click.option("--stop", multiple=True, help="End before this text; may be given several times.")
 @click.option("--ignore-eos", is_flag=True, help="Go on past the model's end token, up to the limit.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: text, tokens, timings, finish_reason.")
@@ -64,6 +66,9 @@ def run(
     seed: int | None,
     overflow: str | None,
     pre: str | None,
+    thinking: bool | None,
+    think_budget: int | None,
+    hide_thinking: bool,
     **numbers: Any,
 ) -> int:
     """Answer one prompt with MODEL and exit.
@@ -77,6 +82,11 @@ def run(
     """
     if system is not None and not as_chat:
         raise click.UsageError("--system goes with --chat")
+    about_thinking = given(thinking=thinking, think_budget=think_budget)
+    if about_thinking and not as_chat:
+        raise click.UsageError(
+            "--think, --no-think and --think-budget go with --chat: only a chat has thinking told apart"
+        )
     text = _prompt(prompt)
     chosen = sampling(seed=seed, stop=tuple(check_text(s, "--stop") for s in stop), **numbers)
     if ignore_eos:
@@ -91,10 +101,14 @@ def run(
             as_chat = False
         if as_chat:
             messages = [{"role": "system", "content": check_text(system, "--system")}] if system else []
-            answer = llm.chat([*messages, {"role": "user", "content": text}], **chosen)
+            answer = llm.chat([*messages, {"role": "user", "content": text}], **about_thinking, **chosen)
         else:
             answer = llm.generate(text, **chosen)
-        outcome = stream(answer, _nothing if as_json else write_out)
+        view = ThinkingView(hide_thinking or as_json, quiet)
+        try:
+            outcome = stream(answer, _nothing if as_json else view.write, view.think)
+        finally:
+            view.close()
     if as_json:
         timings = outcome.timings.as_dict() if outcome.timings else {}
         document = {
@@ -102,6 +116,7 @@ def run(
             "mode": "chat" if as_chat else "completion",
             "prompt": text,
             "text": outcome.text,
+            "thinking": outcome.thinking,
             "tokens": outcome.tokens,
             "finish_reason": outcome.finish_reason,
             "dropped": outcome.dropped,
@@ -111,6 +126,8 @@ def run(
         click.echo(json.dumps(document, indent=2))
     else:
         end_line(outcome.text)
+    if not quiet:
+        view.note(outcome)
     if outcome.dropped and not quiet:
         say(f"[{outcome.dropped}]")
     if stats:

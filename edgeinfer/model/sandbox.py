@@ -16,6 +16,7 @@ from functools import wraps
 from typing import Any
 
 import jinja2
+import jinja2.meta
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension
@@ -172,6 +173,10 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             raise TemplateError(
                 f"the chat template cannot be compiled{where}: {type(error).__name__}: {what}"
             ) from None
+
+    def asked_for(self, source: str) -> frozenset[str]:
+        """The names that a template takes from its caller, as far as can be told. Raises what jinja2 raises."""
+        return frozenset(jinja2.meta.find_undeclared_variables(self.parse(source)))
 
     def rendered(self, template: jinja2.Template, variables: Mapping[str, Any], n_input: int) -> str:
         """Run a template on `variables` of some `n_input` characters. Raises TemplateError naming the line."""

@@ -18,6 +18,7 @@ import jinja2
 
 from ..errors import SettingError, TemplateError
 from .sandbox import TemplateSandbox
+from .thinking import Thinking, find_format, find_switch, speaks_of_thinking
 from .tokenizer import HasMetadata, Tokenizer
 
 __all__ = ["ChatTemplate"]
@@ -80,6 +81,23 @@ class ChatTemplate:
     @cached_property
     def _compiled_for_tools(self) -> jinja2.Template:
         return self._compiled if self._tool_source is None else self._sandbox.compiled(self._tool_source)
+
+    @cached_property
+    def thinking(self) -> Thinking | None:
+        """How the model thinks aloud, as far as its template and vocabulary tell; None where they say nothing of it."""
+        if not speaks_of_thinking(self.source) or self.error is not None:
+            return None
+        message = [{"role": "user", "content": "Hi"}]
+
+        def prompt(variables: Mapping[str, Any]) -> str | None:
+            try:
+                return self.render(message, **variables)
+            except TemplateError:
+                return None
+
+        on, off, prompts = find_switch(self._sandbox.asked_for(self.source), self.source, prompt)
+        found = find_format("\n".join([self.source, *prompts]))
+        return Thinking.of(found, self._tokenizer, on, off) if found or on else None
 
     def render(
         self,

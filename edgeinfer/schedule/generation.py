@@ -37,6 +37,7 @@ class _Answer:
         self._reason: str | None = None  # how the answer ended, as far as it was read
         self._cancelled = False
         self._unread = False  # chunks were left out after a cancel
+        self._thoughts: list[str] = []
 
     def _read(self, item: Chunk | BaseException | None) -> Chunk | None:
         """The chunk to hand out for an item of the queue; None when the item is left out. Raises the stream's error."""
@@ -59,6 +60,8 @@ class _Answer:
             self._finish(item.finish_reason)
             if self._unread:
                 item = Chunk("", None, "cancelled")  # the text it holds belongs behind what was left out
+        if item.reasoning and item.text:
+            self._thoughts.append(item.text)
         return item
 
     def _finish(self, reason: str) -> None:
@@ -76,6 +79,11 @@ class _Answer:
     def stopped_by(self) -> int | str | None:
         """The end token or the stop string that ended the answer with "stop"."""
         return self._stream.run.stopped_by
+
+    @property
+    def reasoning(self) -> str:
+        """What the model thought aloud before its answer, as far as it was read; "" when it did not."""
+        return "".join(self._thoughts)
 
     @property
     def n_prompt(self) -> int:
@@ -159,8 +167,8 @@ class Generation(_Answer, Iterator[Chunk]):
         return chunk
 
     def text(self) -> str:
-        """Read the rest of the answer and return its text in one piece."""
-        return "".join(chunk.text for chunk in self)
+        """Read the rest of the answer and return its text in one piece, without the thinking (see `reasoning`)."""
+        return "".join(chunk.text for chunk in self if not chunk.reasoning)
 
     def close(self) -> None:
         """End the answer now. Waits for the step that the model is making, at most; any thread may call it."""
@@ -227,8 +235,8 @@ class AsyncGeneration(_Answer, AsyncIterator[Chunk]):
             await self._ready.wait()
 
     async def text(self) -> str:
-        """Read the rest of the answer and return its text in one piece."""
-        return "".join([chunk.text async for chunk in self])
+        """Read the rest of the answer and return its text in one piece, without the thinking (see `reasoning`)."""
+        return "".join([chunk.text async for chunk in self if not chunk.reasoning])
 
     async def aclose(self) -> None:
         """End the answer and let go of it; does not wait for the model."""

@@ -41,11 +41,11 @@ class Scoring(Stream):
         first = self.n_held - n
         for i in range(n):
             self.rows[first + i] = logits.row(row + i)
-        return None if self.n_todo else self._last(Chunk("", None, "stop"))
+        return None if self.n_todo else self._last("", None, "stop")
 
     def cancel_chunk(self) -> Chunk:
         """End it as cancelled."""
-        return self._last(Chunk("", None, "cancelled"))
+        return self._last("", None, "cancelled")
 
 
 def score(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ..engine.types import Logits
 from ..generate.chunk import Chunk
 from ..generate.params import SamplingParams
+from ..generate.reasoning import Splitter
 from ..generate.sampler import Sampler
 from ..generate.stop import StopStrings
 from .overflow import Fitted
@@ -68,8 +69,12 @@ class Stream:
         n_ctx: int,
         level: int = 1,
         fitted: Fitted | None = None,
+        splitter: Splitter | None = None,
     ) -> None:
-        """`fitted` says how far the answer goes, and how it goes on when the context is full; else it ends there."""
+        """`fitted` says how far the answer goes, and how it goes on when the context is full; else it ends there.
+
+        `splitter` tells thinking from the answer; stop strings are looked for in the answer only.
+        """
         check_prompt(prompt, n_vocab, n_ctx)
         self.tokens = [int(token) for token in prompt]  # prompt and answer so far, all of which the sequence is to hold
         self.n_prompt = run.n_prompt = len(self.tokens)
@@ -90,6 +95,8 @@ class Stream:
         )
         self._text = vocabulary.stream(after=self.tokens[-1])
         self._stops = StopStrings(params.stop)
+        self._splitter = splitter
+        self._thoughts = ""  # thinking that is still to be handed out
         self._start()
 
     def _start(self) -> None:
@@ -106,6 +113,8 @@ class Stream:
         self.evicted = False  # is to give its pages to a stream of higher priority
         self.over = False
 
+    _splitter: Splitter | None = None
+    _thoughts = ""
     reuses = True  # takes what the cache has of its prompt, and leaves it what it made
     wants_all_rows = False
 
@@ -150,26 +159,54 @@ class Stream:
     def _next(self, logits: Logits, row: int) -> Chunk:
         """Choose the next token from a row of logits and say what can be shown of it."""
         run, stops = self.run, self._stops
-        token = self._sampler.sample(logits, row, len(run.times))
+        forced = None if self._splitter is None else self._splitter.force()
+        token = self._sampler.sample(logits, row, len(run.times)) if forced is None else forced
         if token in self._end_ids:
             run.stopped_by = token
-            return self._last(Chunk(stops.push(self._text.flush()) + stops.flush(), None, "stop"))
+            return self._last(self._rest() + stops.flush(), None, "stop")
         run.times.append(run.clock())
         self._sampler.accept(token)
         self.tokens.append(token)
         self.answer.append(token)
-        shown = stops.push(self._text.push(token))
+        shown = self._read(token, self._text.push(token))
         full = len(self.answer) >= self.n_most or (len(self.tokens) >= self.n_ctx and not self._go_on())
         if stops.matched is None and full:
-            shown += stops.push(self._text.flush())  # half a character is shown as such, and may end a stop string
+            shown += self._rest()  # half a character is shown as such, and may end a stop string
         if stops.matched is not None:
             run.stopped_by = stops.matched
-            return self._last(Chunk(shown, token, "stop"))
+            return self._last(shown, token, "stop")
         if full:
-            return self._last(Chunk(shown + stops.flush(), token, "length"))
-        if shown and run.shown is None:
+            return self._last(shown + stops.flush(), token, "length")
+        chunk = self._chunk(shown, token)
+        if chunk.text and run.shown is None:
             run.shown = run.clock()
-        return Chunk(shown, token)
+        return chunk
+
+    def _read(self, token: int | None, text: str) -> str:
+        """What of the answer became certain with a token's text; thinking is put aside for the next chunk."""
+        if self._splitter is not None:
+            thoughts, text = self._splitter.push(token, text)
+            self._thoughts += thoughts
+        return self._stops.push(text)
+
+    def _rest(self) -> str:
+        """What of the answer was held back, now that no token follows."""
+        shown = self._read(None, self._text.flush())
+        if self._splitter is not None:
+            thoughts, text = self._splitter.flush()
+            self._thoughts += thoughts
+            shown += self._stops.push(text)
+        return shown
+
+    def _chunk(self, shown: str, token: int | None, reason: str | None = None) -> Chunk:
+        """The chunk of a token. Thinking that came with the answer, or with the end, goes out before, by itself."""
+        thoughts, self._thoughts = self._thoughts, ""
+        if thoughts and (shown or reason):
+            self.out.put(Chunk(thoughts, None, reasoning=True))
+        elif thoughts:
+            return Chunk(thoughts, token, reasoning=True)
+        thinks = self._splitter is not None and self._splitter.thinking and not shown and reason is None
+        return Chunk(shown, token, reason, reasoning=thinks)
 
     def _go_on(self) -> bool:
         """The context is full: make room by the request's policy; False when that is to end there."""
@@ -181,11 +218,12 @@ class Stream:
         self.tokens, self._n_fixed, self.moved = list(fitted.ids), len(fitted.ids) - 1, True
         return True
 
-    def _last(self, chunk: Chunk) -> Chunk:
-        self._end(str(chunk.finish_reason))
-        if chunk.text and self.run.shown is None:
+    def _last(self, text: str, token: int | None, reason: str) -> Chunk:
+        """End the stream; its last chunk."""
+        self._end(reason)
+        if (text or self._thoughts) and self.run.shown is None:
             self.run.shown = self.run.ended
-        return chunk
+        return self._chunk(text, token, reason)
 
     def _end(self, reason: str) -> None:
         self.over = True
@@ -194,7 +232,7 @@ class Stream:
 
     def cancel_chunk(self) -> Chunk:
         """End the stream as cancelled; the chunk that says so, with the text that was held back."""
-        return self._last(Chunk(self._stops.push(self._text.flush()) + self._stops.flush(), None, "cancelled"))
+        return self._last(self._rest() + self._stops.flush(), None, "cancelled")
 
     def fail(self, error: BaseException) -> BaseException:
         """End the stream with an error; the error that its reader is to get."""

@@ -1,0 +1,135 @@
+"""Thinking through the whole of `llm.chat`: chunks, budget, stop strings, cancelling, and what goes back as history."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from edgeinfer.errors import SettingError
+from edgeinfer.load import LLM
+from edgeinfer.model.thinking import Thinking
+from tests.fakes import EOS, ByteTokenizer, ScriptedEngine
+from tests.thinkers import THINK, ThinkingTemplate, marked, spelled
+
+ASK = [{"role": "user", "content": "hi"}]
+
+
+def model(script: list[int] | bytes, thinking: Any = None, *, opens: bool = False, **more: Any) -> LLM:
+    """A model that says a script whatever it is asked; forced tokens take the place of its own."""
+    tokenizer, made = thinking if isinstance(thinking, tuple) else (ByteTokenizer(), thinking or spelled())
+    template: Any = ThinkingTemplate(tokenizer, made, opens)
+    words = list(script)
+
+    def answer(history: tuple[int, ...]) -> int:
+        place = len(history) - template.n
+        return words[place] if place < len(words) else EOS
+
+    engine: Any = ScriptedEngine(answer, n_ctx=500, n_vocab=tokenizer.n_vocab)
+    any_tokenizer: Any = tokenizer
+    return LLM(engine, any_tokenizer, template, seed=1, **more)
+
+
+def test_reasoning_chunks_come_first_and_text_is_the_answer() -> None:
+    with model(b"<think>\nhm\n</think>\n\nYes.") as llm:
+        answer = llm.chat(ASK)
+        chunks = list(answer)
+    assert "".join(chunk.text for chunk in chunks if chunk.reasoning) == "hm\n" == answer.reasoning
+    assert "".join(chunk.text for chunk in chunks if not chunk.reasoning) == "Yes."
+    kinds = [chunk.reasoning for chunk in chunks if chunk.text]
+    assert kinds == sorted(kinds, reverse=True)
+    assert bytes(chunk.token for chunk in chunks if chunk.token is not None) == b"<think>\nhm\n</think>\n\nYes."
+    assert [chunk.finish_reason for chunk in chunks][-1] == "stop"
+    with model(b"<think>\nhm\n</think>\n\nYes.") as llm:
+        assert llm.chat(ASK).text() == "Yes."
+
+
+def test_a_template_that_opens_the_thinking() -> None:
+    with model(b"hm</think>Yes.", opens=True) as llm:
+        answer = llm.chat(ASK)
+        assert (answer.text(), answer.reasoning) == ("Yes.", "hm")
+    with model(b"hm</think>Yes.", opens=False) as llm:
+        assert llm.chat(ASK).text() == "hm</think>Yes."  # nothing opened it: it is text
+
+
+def test_asynchronously() -> None:
+    async def ask() -> tuple[str, str]:
+        with model(b"<think>hm</think>Yes.") as llm:
+            answer = llm.achat(ASK)
+            return await answer.text(), answer.reasoning
+
+    assert asyncio.run(ask()) == ("Yes.", "hm")
+
+
+def test_one_token_may_end_the_thinking_and_begin_the_answer() -> None:
+    tokenizer = ByteTokenizer([b"m</think>Y"])
+    with model([*b"<think>h", 260, *b"es"], (tokenizer, spelled(tokenizer=tokenizer))) as llm:
+        chunks = list(llm.chat(ASK))
+    texts = [(chunk.text, chunk.token, chunk.reasoning) for chunk in chunks if chunk.text]
+    assert texts == [("h", ord("h"), True), ("m", None, True), ("Y", 260, False), ("e", 101, False), ("s", 115, False)]
+
+
+@pytest.mark.parametrize("budget", [0, 3])
+def test_the_budget_ends_it(budget: int) -> None:
+    tokenizer, thinking = marked()
+    start, end = thinking.marks.values()
+    with model([start, *b"ponder for a long time"], (tokenizer, thinking)) as llm:
+        answer = llm.chat(ASK, think_budget=budget, max_tokens=12)
+        chunks = list(answer)
+    tokens = [chunk.token for chunk in chunks if chunk.token is not None]
+    assert tokens[: budget + 4] == [start, *b"ponder"[:budget], end, 10, 10]
+    assert answer.reasoning == "ponder"[:budget]
+    assert len(tokens) == 12
+    assert (
+        "".join(chunk.text for chunk in chunks if not chunk.reasoning) == bytes(tokens[budget + 4 :]).decode().lstrip()
+    )
+
+
+def test_no_thinking_by_the_switch_or_by_force() -> None:
+    switched = Thinking(THINK, on={"enable_thinking": True}, off={"enable_thinking": False}, tail=spelled().tail)
+    with model(b"Yes.", switched, opens=True) as llm:
+        template: Any = llm.template
+        llm.chat(ASK, thinking=False).text()
+        assert template.asked[-1] == {"enable_thinking": False}
+        llm.chat(ASK, thinking=True).text()
+        assert template.asked[-1] == {"enable_thinking": True}
+        llm.chat(ASK).text()
+        assert template.asked[-1] == {}
+    with model(b"ponder", opens=True) as llm:  # without a switch
+        answer = llm.chat(ASK, thinking=False, max_tokens=14)
+        tokens = [chunk.token for chunk in answer]
+        assert bytes(tokens[:10]) == b"</think>\n\n"  # type: ignore[arg-type]
+        assert answer.reasoning == ""
+
+
+def test_stop_strings_look_at_the_answer_only() -> None:
+    with model(b"<think>one\ntwo</think>a\nb") as llm:
+        answer = llm.chat(ASK, stop="\n")
+        assert (answer.text(), answer.reasoning, answer.stopped_by) == ("a", "one\ntwo", "\n")
+
+
+def test_an_end_in_the_middle_of_thinking_loses_nothing() -> None:
+    with model(b"<think>hm </th") as llm:
+        answer = llm.chat(ASK)
+        assert (answer.text(), answer.reasoning, answer.finish_reason) == ("", "hm </th", "stop")
+        answer = llm.chat(ASK, max_tokens=9)
+        assert (answer.text(), answer.reasoning, answer.finish_reason) == ("", "hm", "length")
+
+
+def test_completion_and_models_without_thinking_are_left_alone() -> None:
+    with model(b"<think>hm</think>Yes.") as llm:
+        n = len(llm.template.encode(ASK))  # type: ignore[union-attr]
+        assert llm.generate(list(range(n))).text() == "<think>hm</think>Yes."
+        llm.template.thinking = None  # type: ignore[union-attr]
+        assert llm.chat(ASK).text() == "<think>hm</think>Yes."
+        with pytest.raises(SettingError, match="knows no thinking"):
+            llm.chat(ASK, thinking=True)
+        assert llm.chat(ASK, thinking=False, think_budget=3).text() == "<think>hm</think>Yes."
+
+
+def test_timings_count_the_first_thought_as_text() -> None:
+    with model(b"<think>hm</think>Yes.") as llm:
+        answer = llm.chat(ASK, max_tokens=9)
+        assert answer.text() == ""
+        assert answer.timings.ttft_s is not None
