@@ -182,9 +182,10 @@ class Channels(Splitter):
         if self._fresh and self._begun and not self._held:
             text = text.lstrip()
         ready, self._held = self._held + text, ""
-        if not self._begun and ready and (ready.startswith("to=") or "to=".startswith(ready)):
-            self._held = ready  # addressed to somebody, before the channel is named
-            if ready.startswith("to="):
+        begins = ready.lstrip()
+        if not self._begun and (begins.startswith("to=") or "to=".startswith(begins)):
+            self._held = ready  # perhaps addressed to somebody, before the channel is named
+            if begins.startswith("to="):
                 self._head, self._held = ready, ""
             return "", ""
         if ready:

@@ -97,7 +97,8 @@ class ChatTemplate:
 
         on, off, prompts = find_switch(self._sandbox.asked_for(self.source), self.source, prompt)
         found = find_format("\n".join([self.source, *prompts]))
-        return Thinking.of(found, self._tokenizer, on, off) if found or on else None
+        thinking = Thinking.of(found, self._tokenizer, on, off)
+        return thinking if thinking.format or on else None
 
     def render(
         self,

@@ -15,7 +15,7 @@ from typing import Any
 
 from .template_budget import Budget, LimitError
 
-__all__ = ["Lazy", "allow_format", "allow_percent", "allow_replace", "filter_guard", "guarded_method"]
+__all__ = ["METHOD_NAMES", "Lazy", "allow_format", "allow_percent", "allow_replace", "filter_guard", "guarded_method"]
 
 _PRECISION_LIMIT = 400  # of the filter `round`
 _DIGITS = re.compile(r"\d+")  # of any script, as Python's own format takes them
@@ -34,6 +34,8 @@ _METHODS: dict[type, frozenset[str]] = {
     int: frozenset(("as_integer_ratio", "bit_count", "bit_length", "conjugate", "is_integer")),
     float: frozenset(("as_integer_ratio", "conjugate", "hex", "is_integer")),
 }
+
+METHOD_NAMES = frozenset(name for names in _METHODS.values() for name in names)
 
 
 class Lazy(Iterator[Any]):
