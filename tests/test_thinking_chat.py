@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import edgeinfer
 from edgeinfer.errors import SettingError
 from edgeinfer.load import LLM
 from edgeinfer.model.thinking import Thinking
 from tests.fakes import EOS, ByteTokenizer, ScriptedEngine
 from tests.thinkers import THINK, ThinkingTemplate, marked, spelled
+from tests.tiny import build_tiny
 
 ASK = [{"role": "user", "content": "hi"}]
 
@@ -133,3 +136,37 @@ def test_timings_count_the_first_thought_as_text() -> None:
         answer = llm.chat(ASK, max_tokens=9)
         assert answer.text() == ""
         assert answer.timings.ttft_s is not None
+
+
+# -- a real file, engine and tokenizer --------------------------------------------------------------------------------
+
+QWEN3 = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}"
+    "{% endif %}"
+)
+
+
+def test_a_tiny_model_whose_template_opens_the_thinking(tmp_path: Path) -> None:
+    path = build_tiny(tmp_path / "tiny.gguf", template=QWEN3)
+    with edgeinfer.load(path, seed=3) as llm:
+        assert llm.template is not None
+        assert llm.template.thinking is not None
+        answer = llm.chat(ASK, think_budget=6, max_tokens=40, temperature=0, ignore_eos=True)
+        chunks = list(answer)
+        tokens = [chunk.token for chunk in chunks if chunk.token is not None]
+        close = list(llm.template.thinking.close_ids)
+        assert tokens[6 : 6 + len(close)] == close
+        assert len(tokens) == 40
+        assert "</think>" not in answer.reasoning
+        assert all(not chunk.reasoning for chunk in chunks[-20:])
+        text = "".join(chunk.text for chunk in chunks if not chunk.reasoning)
+        whole = llm.tokenizer.decode(tokens)
+        assert whole.startswith(answer.reasoning + "</think>")
+        assert whole.endswith(text)
+        plain = llm.chat(ASK, thinking=False, max_tokens=9, temperature=0, ignore_eos=True)
+        assert (plain.text() != "", plain.reasoning) == (True, "")
+        free = llm.chat(ASK, max_tokens=9, temperature=0, ignore_eos=True)
+        assert free.text() == ""
+        assert free.reasoning.startswith(answer.reasoning[:3])

@@ -1,7 +1,8 @@
 """`python -m tests.cli.echo ARGUMENTS`: the edgeinfer command with a model that needs no weights.
 
 It answers "echo: " and the last message. What the message holds changes that: "forever" has no end, "slow" takes its
-time for each token, "blank" answers nothing, "rude" sends control characters, "bad" gives logits that are not numbers.
+time for each token, "blank" answers nothing, "rude" sends control characters, "bad" gives logits that are not numbers,
+"ponder" makes it think first, and "opinion" think until it is stopped.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from edgeinfer.errors import TemplateError
 from edgeinfer.load import LLM
 from tests.fakes import EOS, N_VOCAB, ByteTokenizer, ScriptedEngine, ToyTemplate
+from tests.thinkers import spelled
 
 __all__ = ["echo_llm", "install"]
 
@@ -27,6 +29,10 @@ def _reply(message: bytes) -> bytes:
         return b""
     if b"rude" in message:
         return b"a\x1b[2Jb\x07c"
+    if b"opinion" in message:
+        return b"<think>" + b"hmm. " * 40 + b"</think>echo"
+    if b"ponder" in message:
+        return b"<think>\nhm\x1b[2J, hm\n</think>\n\necho: " + message
     return b"echo: " + message
 
 
@@ -52,6 +58,8 @@ def echo_llm(template: bool = True, n_ctx: int = 2000, **more: Any) -> LLM:
     """A model that echoes."""
     tokenizer = ByteTokenizer()
     toy: Any = ToyTemplate(tokenizer) if template else None
+    if toy:
+        toy.thinking = spelled(tokenizer=tokenizer)
     engine: Any = ScriptedEngine(_next, n_ctx=n_ctx)
     any_tokenizer: Any = tokenizer
     return LLM(engine, any_tokenizer, toy, seed=1, **more)

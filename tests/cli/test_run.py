@@ -50,6 +50,7 @@ def test_json_is_one_document(edgeinfer: Any) -> None:
         "mode": "completion",
         "prompt": "héllo",
         "text": "|echo: héllo",
+        "thinking": "",
         "tokens": list("|echo: héllo".encode()),
         "finish_reason": "stop",
         "dropped": None,
