@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from edgeinfer.cli.chat import _Prompt
 from edgeinfer.cli.conversation import Conversation
 from edgeinfer.cli.thinking import ThinkingView
+from edgeinfer.errors import SettingError
 
 from .echo import echo_llm
 
@@ -102,3 +104,21 @@ def test_the_thinking_stands_beside_the_answer_in_the_history(tmp_path: Any) -> 
         again.load(tmp_path / "chat.json")
         assert again.messages == talk.messages
         assert again.ask("next", {}).text() == "echo: next"
+
+
+def test_thinking_is_switched_while_chatting(capsys: pytest.CaptureFixture[str]) -> None:
+    with echo_llm() as llm:
+        prompt = _Prompt(Conversation(llm, "m"), {"max_tokens": 25}, stats=False, quiet=True)
+        assert prompt._line("/think off")
+        assert prompt._line("opinion")
+        assert prompt.last is not None
+        assert prompt.last.thinking == ""
+        assert bytes(prompt.last.tokens).startswith(b"<think></think>")
+        assert prompt._line("/think on")
+        assert prompt._line("opinion")
+        assert prompt.last.thinking.startswith("hmm. ")
+        with pytest.raises(SettingError, match="/think wants on or off"):
+            prompt._line("/think maybe")
+    with echo_llm(template=False) as llm, pytest.raises(SettingError, match="knows no thinking"):
+        _Prompt(Conversation(llm, "m"), {}, stats=False, quiet=True)._line("/think on")
+    assert capsys.readouterr().err.startswith("thinking: off\n")
