@@ -95,7 +95,7 @@ class ChatTemplate:
             except TemplateError:
                 return None
 
-        on, off, prompts = find_switch(self._sandbox.asked_for(self.source), self.source, prompt)
+        on, off, prompts = find_switch(self.source, prompt)
         found = find_format("\n".join([self.source, *prompts]))
         thinking = Thinking.of(found, self._tokenizer, on, off)
         return thinking if thinking.format or on else None
@@ -119,6 +119,16 @@ class ChatTemplate:
             isinstance(message, Mapping) and isinstance(message.get("role"), str) for message in messages
         ):
             raise SettingError("messages must be a list of mappings, each with a 'role' and mostly a 'content'")
+        try:
+            given, n_input = self._given(messages, add_generation_prompt, tools, variables)
+        except RecursionError:
+            raise SettingError("messages, tools or variables are nested too deeply, or hold themselves") from None
+        return self._sandbox.rendered(self._compiled_for_tools if tools else self._compiled, given, n_input)
+
+    def _given(
+        self, messages: Any, add_generation_prompt: bool, tools: Any, variables: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], int]:
+        """What the template is given, in JSON's types, and how many characters that is."""
         given = {
             **self._tokens,
             "messages": [_plain_message(message) for message in messages],
@@ -127,8 +137,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
             **{name: _plain(value) for name, value in variables.items()},
         }
-        n_input = sum(map(len, _texts(given)))
-        return self._sandbox.rendered(self._compiled_for_tools if tools else self._compiled, given, n_input)
+        return given, sum(map(len, _texts(given)))
 
     def encode(
         self,

@@ -284,7 +284,7 @@ class _Trial:
             text, why = self.tried([self.user], **variables)
             return None if why else text
 
-        on, _, prompts = find_switch(self.sandbox.asked_for(self.source), self.source, prompt)
+        on, _, prompts = find_switch(self.source, prompt)
         found = find_format("\n".join([self.source, *prompts]))
         if found is None and not on:
             return

@@ -72,14 +72,14 @@ def find_format(text: str) -> ThinkingFormat | None:
 
 
 def find_switch(
-    names: set[str] | frozenset[str], source: str, render: Callable[[Mapping[str, Any]], str | None]
+    source: str, render: Callable[[Mapping[str, Any]], str | None]
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
     """The variables that switch thinking on, those that switch it off, and the prompts that were tried.
 
-    `names` are those that the template asks for; `render` makes a prompt, None when the template refuses. Both dicts are
-    empty where the template has no switch, or one that changes nothing.
+    `render` makes a prompt, None when the template refuses. Both dicts are empty where the template has no switch, or one
+    that changes nothing: it is tried, so that a name in the text is enough to look for.
     """
-    chosen = [(name, on, off) for name, on, off in _SWITCHES if name in names]
+    chosen = [entry for entry in _SWITCHES if re.search(rf"(?<![\w.'\"]){entry[0]}\b", source)]
     chosen = [entry for entry in chosen if entry[0] != "reasoning_effort" or "no_think" in source]
     on, off = {name: on for name, on, _ in chosen}, {name: off for name, _, off in chosen}
     if not chosen:

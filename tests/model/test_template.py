@@ -398,3 +398,37 @@ def test_errors_name_the_line(source: str, match: str) -> None:
 def test_messages_that_are_none_are_refused(messages: Any) -> None:
     with pytest.raises(SettingError, match="list of mappings"):
         render("x", messages)
+
+
+def test_what_the_template_is_given_is_plain_data() -> None:
+    class Text(str):
+        def evil(self) -> str:
+            return "evil"
+
+    class Thing:
+        content = "x"
+
+    assert render("{{ x.evil is defined }}{{ x }}{{ y }}{{ y.content is defined }}", x=Text("a"), y=Thing()) == (
+        "Falsea<Thing>False"
+    )
+    assert render("{{ x }}", x={"a": (1, 2.5, True, None)}) == "{'a': (1, 2.5, True, None)}"
+
+
+def test_none_in_a_message_is_left_out_and_thinking_goes_by_each_name() -> None:
+    source = "{% for m in messages %}{{ m }}{% endfor %}"
+    assert render(source, [{"role": "user", "content": None, "tool_calls": None}]) == "{'role': 'user'}"
+    for name in ("reasoning_content", "thinking", "reasoning"):
+        text = render("{{ messages[0].thinking }}{{ messages[0].reasoning_content }}", [{"role": "x", name: "t"}])
+        assert text == "tt"
+
+
+def test_data_that_holds_itself_is_refused() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(SettingError, match="nested too deeply, or hold themselves"):
+        render("x", tools=loop)
+    with pytest.raises(TemplateError, match="more than 200 deep"):
+        deep: Any = 1
+        for _ in range(300):
+            deep = [deep]
+        render("{{ x }}", x=deep)

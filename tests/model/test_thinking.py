@@ -113,10 +113,11 @@ def test_a_switch_that_changes_nothing_is_none() -> None:
     def render(variables: Any) -> str | None:
         return f"{variables.get('thinking')}" if variables.get("thinking") is not False else None
 
-    assert find_switch({"enable_thinking"}, "", lambda variables: "same")[:2] == ({}, {})
-    assert find_switch({"thinking"}, "", render)[:2] == ({}, {})  # refuses to be switched off
-    assert find_switch({"reasoning_effort"}, "low", str)[:2] == ({}, {})
-    assert find_switch({"reasoning_effort"}, "no_think", str)[:2] == (
+    assert find_switch("{{ enable_thinking }}", lambda variables: "same")[:2] == ({}, {})
+    assert find_switch("{{ m.thinking }} 'thinking'", str)[:2] == ({}, {})  # no variable
+    assert find_switch("{{ thinking }}", render)[:2] == ({}, {})  # refuses to be switched off
+    assert find_switch("{{ reasoning_effort }} low", str)[:2] == ({}, {})
+    assert find_switch("{{ reasoning_effort }} no_think", str)[:2] == (
         {"reasoning_effort": "high"},
         {"reasoning_effort": "no_think"},
     )
