@@ -18,14 +18,12 @@ from typing import Any
 import jinja2
 import jinja2.meta
 from jinja2 import nodes
-from jinja2.compiler import CodeGenerator, Frame
-from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
 
 from ..errors import TemplateError
 from .template_budget import Budget, LimitError
+from .template_dialect import CountingCode, GenerationTag, TemplateDict, TemplateNamespace
 from .template_guards import Lazy, allow_percent, filter_guard, guarded_method
 
 __all__ = ["TemplateSandbox"]
@@ -37,98 +35,11 @@ _FORMAT_LIMIT = 200  # characters of the format of a date
 _REMOVED = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")  # of no use in a prompt, and hard to bound
 
 
-class _CodeGenerator(CodeGenerator):
-    """Writes code whose every operation is counted by the environment."""
-
-    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
-        self.write("environment.join_values((")
-        for argument in node.nodes:
-            self.visit(argument, frame)
-            self.write(", ")
-        self.write("))")
-
-    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
-        self.write("(environment.tick() or ")
-        super().visit_Compare(node, frame)
-        self.write(")")
-
-    def visit_Test(self, node: nodes.Test, frame: Frame) -> None:
-        self.write("(environment.tick() or ")
-        super().visit_Test(node, frame)
-        self.write(")")
-
-    def visit_List(self, node: nodes.List, frame: Frame) -> None:
-        self.write("environment.made(")
-        super().visit_List(node, frame)
-        self.write(")")
-
-    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
-        self.write("environment.made(")
-        super().visit_Dict(node, frame)
-        self.write(")")
-
-    def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:
-        loads = node.ctx == "load"
-        self.write("environment.made(" if loads else "")
-        super().visit_Tuple(node, frame)
-        self.write(")" if loads else "")
-
-    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
-        is_slice = isinstance(node.arg, nodes.Slice)
-        self.write("environment.made(" if is_slice else "")
-        super().visit_Getitem(node, frame)
-        self.write(")" if is_slice else "")
-
-
-class _GenerationTag(Extension):
-    """{% generation %} marks the assistant's part of a training text; it changes nothing in the text."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_inner"), [], [], body).set_lineno(line)
-
-    def _inner(self, caller: Callable[[], str]) -> str:
-        return caller()
-
-
-class _Namespace(Namespace):
-    """`namespace()`, which must not be given names that begin with an underscore: none of Transformers' may."""
-
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        self, rest = args[0], args[1:]
-        attributes = dict(*rest, **kwargs)
-        for name in attributes:
-            _check_name(name)
-        Namespace.__init__(self, attributes)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _check_name(name)
-        super().__setitem__(name, value)
-
-
-def _check_name(name: object) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}: it begins with an underscore")
-
-
-class _Dict:
-    """`dict()`, without the attributes of the class."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict(*args, **kwargs)
-
-    def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        return dict.fromkeys(*args)
-
-
 class TemplateSandbox(ImmutableSandboxedEnvironment):
     """Compiles and runs templates; safe to use from several threads, one rendering at a time."""
 
     intercepted_binops = frozenset(["+", "-", "*", "/", "//", "%", "**"])
-    code_generator_class = _CodeGenerator
+    code_generator_class = CountingCode
 
     def __init__(self, max_seconds: float) -> None:
         """`max_seconds` of work bound one rendering of a short conversation; longer ones get more."""
@@ -136,7 +47,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             optimized=False,  # nothing is computed while compiling
-            extensions=["jinja2.ext.loopcontrols", _GenerationTag],
+            extensions=["jinja2.ext.loopcontrols", GenerationTag],
         )
         self._max_seconds = max_seconds
         self._budget = Budget(max_seconds, 0)
@@ -151,8 +62,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.globals |= {
             "raise_exception": _raise_exception,
             "strftime_now": self._strftime_now,
-            "namespace": _Namespace,
-            "dict": _Dict(),
+            "namespace": TemplateNamespace,
+            "dict": TemplateDict(),
         }
 
     # -- compile and run ----------------------------------------------------------------------------------------------

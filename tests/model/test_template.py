@@ -427,8 +427,8 @@ def test_data_that_holds_itself_is_refused() -> None:
     loop.append(loop)
     with pytest.raises(SettingError, match="nested too deeply, or hold themselves"):
         render("x", tools=loop)
+    deep: Any = 1
+    for _ in range(300):
+        deep = [deep]
     with pytest.raises(TemplateError, match="more than 200 deep"):
-        deep: Any = 1
-        for _ in range(300):
-            deep = [deep]
         render("{{ x }}", x=deep)
