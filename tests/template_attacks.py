@@ -245,7 +245,7 @@ BOUNDED = {
     "title": "{{ ('a b'*300000)|title|length }}",
     "wordcount": "{{ ('a b'*300000)|wordcount }}",
     "default": "{% set x='a'*1000000 %}{% for i in range(99999) %}{{ x|default('')|length }}{% endfor %}",
-    "self": "{{ self }}{{ self.x }}",
+    "self as text": "{{ self }}{{ self.x }}",
     "ctx": "{{ context }}{{ environment }}{{ loop }}",
     "attr": "{{ ''|attr('__class__') }}",
     "dict cls": "{{ dict.__class__ }}{{ dict.mro }}",
