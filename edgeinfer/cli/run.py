@@ -18,7 +18,6 @@ from .answer import (
     sampling,
     say_no_template,
     stream,
-    write_out,
 )
 from .completion import complete_model
 from .terminal import check_text, read_input, say
