@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from edgeinfer.formats import Format, by_name
 
-__all__ = ["CHATML", "build_tiny", "random_blocks"]
+__all__ = ["CHATML", "build_tiny", "byte_vocabulary", "random_blocks"]
 
 CHATML = (
     "{% for message in messages %}"
@@ -212,6 +212,21 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_float32(key, value)
     else:
         writer.add_array(key, value)
+
+
+def byte_vocabulary(pre: str, n: int) -> dict[str, Any]:
+    """A byte-level BPE vocabulary of exactly n tokens, 259 or more; its merges as far as there is room."""
+    keys = _bpe(pre)
+    have = keys["tokenizer.ggml.tokens"]
+    tokens = [*have[:n], *(f"<unused{i}>" for i in range(n - len(have)))]
+    kinds = [*keys["tokenizer.ggml.token_type"][:n], *[NORMAL] * (n - len(have))]
+    merges = [m for m in keys["tokenizer.ggml.merges"] if m.replace(" ", "") in tokens]
+    return {
+        **keys,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.merges": merges,
+    }
 
 
 def _bpe(pre: str) -> dict[str, Any]:

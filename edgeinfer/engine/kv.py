@@ -6,8 +6,10 @@ nothing can fragment. Whole pages are shared by reference (`hold`, `open(pages)`
 below a fork point, or that is shared and would be written again, is copied.
 
 A layer group with a window gives pages back that no later position can see; a sequence is then rewound only as far as
-its window reaches, else to 0 (`rewind` says how far it came). State that cannot be cut at a position at all, such as a
-recurrent layer's, would hang on the same two calls: `rewind` returning less, and a page with a missing part.
+its window reaches, else to 0 (`rewind` says how far it came). A group that carries state (short convolutions) keeps in each
+page the state at the page's last few positions: a full page is a checkpoint that is shared and kept on disk like any other,
+and a sequence that is cut between the checkpoints goes back to the one before. What a forward overwrites is saved until it
+has ended, so that one that fails leaves the state as it was.
 """
 
 from __future__ import annotations
@@ -90,8 +92,8 @@ class PagedKV:
         self.page_bytes = page_bytes
         self.pages_per_seq = -(-n_ctx // PAGE)
         self.n_pages = -(-n_positions // PAGE)
-        self.pools = [_Pool(group, self.n_pages, page_bytes) for group in groups]
-        shape = ",".join(f"{g.n_layer}/{g.window}" for g in groups)
+        self.pools = [_Pool(group, self.n_pages, group.state_bytes or page_bytes) for group in groups]
+        shape = ",".join(f"{g.n_layer}/{g.window}" + (f"/{g.state_bytes}" if g.state_bytes else "") for g in groups)
         self.layout = (
             f"{layout} page {PAGE}x{page_bytes} groups {shape} layout {LAYOUT}"  # what exported pages depend on
         )
@@ -103,6 +105,9 @@ class PagedKV:
         self.table_address = int(self._tables.ctypes.data)
         self._length = [-1] * n_seq  # n_past, or -1 for a slot that is not open
         self._first = [[0] * len(groups) for _ in range(n_seq)]  # first page that a group still has
+        self._keep = min((g.keep for g in groups if g.state_bytes), default=-1)  # -1: no group carries state
+        self._written = [0] * n_seq  # positions up to here were written, maybe by tokens that are gone since
+        self._saved: dict[int, tuple[int, list[tuple[int, bytes]]]] = {}  # written, and state by pool, by sequence
         self._lock = threading.Lock()
 
     def layer_address(self, group: int, index: int) -> int:
@@ -131,7 +136,7 @@ class PagedKV:
                 for g, pool in enumerate(self.pools):
                     pool.share(page[g])
                     self.table[seq, g, i] = page[g]
-            self._length[seq] = len(pages) * PAGE
+            self._length[seq] = self._written[seq] = len(pages) * PAGE
             for g in range(len(self.pools)):
                 missing = [i for i, page in enumerate(pages) if page[g] < 0]
                 self._first[seq][g] = missing[-1] + 1 if missing else 0
@@ -140,7 +145,7 @@ class PagedKV:
     def _open(self) -> int:
         for seq, length in enumerate(self._length):
             if length < 0:
-                self._length[seq] = 0
+                self._length[seq] = self._written[seq] = 0
                 self._first[seq] = [0] * len(self.pools)
                 return seq
         raise SettingError(f"all {self.n_seq} sequences of the KV cache are open; close one first")
@@ -173,6 +178,20 @@ class PagedKV:
             for g, pool in enumerate(self.pools):
                 for i in range(have, want):
                     self.table[seq, g, i] = pool.take()
+            self._save(seq, n)
+            self._written[seq] = max(self._written[seq], past + n)
+
+    def _save(self, seq: int, n: int) -> None:
+        """Before n more positions: keep what they may overwrite of the state that the sequence goes on from."""
+        self._saved.pop(seq, None)
+        past = self._length[seq]
+        if 0 <= self._keep < n and past % PAGE:
+            held = [
+                (g, pool.bytes_of(int(self.table[seq, g, past // PAGE])).tobytes())
+                for g, pool in enumerate(self.pools)
+                if pool.group.state_bytes
+            ]
+            self._saved[seq] = (self._written[seq], held)
 
     def _want(self, n: int) -> None:
         """Ask the holder of cached pages to give some up when n are not free."""
@@ -183,6 +202,7 @@ class PagedKV:
         """Count n positions as filled, and give back pages that windowed groups have left behind."""
         with self._lock:
             self._length[seq] += n
+            self._saved.pop(seq, None)
             for g, pool in enumerate(self.pools):
                 if pool.group.window:
                     keep = max(0, self._length[seq] - pool.group.window - REWIND) // PAGE
@@ -194,7 +214,7 @@ class PagedKV:
     def fork(self, src: int, n: int) -> int:
         """Start a sequence that shares the first n positions of src; a page only partly shared is copied.
 
-        Raises SettingError where a window has passed what the new sequence would have to see.
+        Raises SettingError where a window has passed what the new sequence would have to see, or no state is kept of it.
         """
         self._want(1 if n % PAGE else 0)
         with self._lock:
@@ -202,7 +222,7 @@ class PagedKV:
             if not 0 <= n <= self._length[src]:
                 raise SettingError(f"cannot fork {n} positions of a sequence that holds {self._length[src]}")
             if self._reachable(src, n) != n:
-                raise SettingError(f"cannot fork at {n}: the window of sequence {src} has passed that position")
+                raise SettingError(f"cannot fork at {n}: sequence {src} no longer has what follows that position")
             if n % PAGE and any(not pool.free for pool in self.pools):
                 raise ContextOverflowError("the KV cache is full: no page free to fork into; close a sequence")
             seq = self._open()
@@ -217,12 +237,19 @@ class PagedKV:
                     pool.copy(int(self.table[src, g, whole]), page)
                     self.table[seq, g, whole] = page
             self._length[seq] = n
+            self._written[seq] = self._written_at(src, n)
             if n:
                 self._first[seq] = list(self._first[src])
             return seq
 
     def _reachable(self, seq: int, n: int) -> int:
-        """n when a sequence may be cut there, else 0: every group must still have what position n would look at."""
+        """n when a sequence may be cut there, else the highest position below where it may.
+
+        Every group must still have what position n would look at: 0 where a window has passed it, and the end of the page
+        before where a layer carries state that is not kept for n.
+        """
+        if n % PAGE and 0 <= self._keep < self._written_at(seq, n) - n:
+            n -= n % PAGE
         if n == 0:
             return 0
         for g, pool in enumerate(self.pools):
@@ -230,6 +257,10 @@ class PagedKV:
             if self._first[seq][g] * PAGE > lowest:
                 return 0
         return n
+
+    def _written_at(self, seq: int, n: int) -> int:
+        """How far the page was written that a sequence of n positions would go on in."""
+        return min(self._written[seq], -(-n // PAGE) * PAGE)
 
     def rewind(self, seq: int, n_past: int) -> int:
         """Shorten a sequence to n_past positions, giving pages back; returns the n_past reached, which may be lower."""
@@ -261,7 +292,9 @@ class PagedKV:
                 self.table[seq, g, i] = -1
             if n_past == 0:
                 self._first[seq][g] = 0
+        self._written[seq] = self._written_at(seq, n_past)
         self._length[seq] = n_past
+        self._saved.pop(seq, None)
         return n_past
 
     def close(self, seq: int) -> None:
@@ -272,8 +305,14 @@ class PagedKV:
             self._length[seq] = -1
 
     def trim(self, seq: int) -> None:
-        """Give back pages that were taken for positions that never came (a forward that failed)."""
+        """Give back pages taken for positions that never came (a forward that failed), and the state from before them."""
         with self._lock:
+            if seq in self._saved:
+                self._written[seq], held = self._saved.pop(seq)
+                for g, state in held:
+                    page = int(self.table[seq, g, self._length[seq] // PAGE])
+                    self.pools[g].bytes_of(page)[:] = np.frombuffer(state, np.uint8)
+            self._written[seq] = self._written_at(seq, self._length[seq])
             for g, pool in enumerate(self.pools):
                 for i in range(-(-self._length[seq] // PAGE), self.pages_per_seq):
                     page = int(self.table[seq, g, i])

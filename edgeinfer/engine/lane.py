@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import EngineError
 from ..plan.fields import FIELDS
-from ..plan.program import KV, File, Matrix, Norm, Operand, Packed, PageStride, Program, Rope, Scratch, Thread
+from ..plan.program import KV, Bias, File, Matrix, Norm, Operand, Packed, PageStride, Program, Rope, Scratch, Thread
 from ..runtime.arena import Arena, aligned
 from ..runtime.layout import (
     NEVER_STOP,
@@ -56,7 +56,7 @@ class Addresses:
 
     kernels: Mapping[str, int]
     packed: Mapping[Matrix, tuple[int, int]]  # quants, scales
-    norms: Mapping[str, int]
+    vectors: Mapping[Norm | Bias, int]
     files: Mapping[str, int]
     ropes: Mapping[Rope, int]
     kv: PagedKV
@@ -156,8 +156,8 @@ class Lane:
             return operand
         if isinstance(operand, Packed):
             return where.packed[operand.matrix][0 if operand.stream == "quants" else 1]
-        if isinstance(operand, Norm):
-            return where.norms[operand.tensor]
+        if isinstance(operand, (Norm, Bias)):
+            return where.vectors[operand]
         if isinstance(operand, File):
             return where.files[operand.tensor]
         if isinstance(operand, Rope):

@@ -11,14 +11,14 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from ..arch import ARCHS, Family
+from ..arch import Family, family_of
 from ..errors import EngineError, SettingError, UnsupportedModelError
-from ..model.config import ModelConfig
 from ..model.weights import Weights, unsupported_reason
 from ..plan.builder import Builder, TensorFacts
 from ..plan.checker import check_program
 from ..plan.packing import KV_TYPES, kv_page_bytes
-from ..plan.program import File, Norm, Operand, Program, Rope
+from ..plan.program import Bias, File, Norm, Operand, Program, Rope
+from ..plan.rotary import frequencies, rotary_rows
 from ..runtime.arena import Arena, aligned
 from ..runtime.isa import choose
 from ..runtime.layout import NEVER_STOP, RUN_WORDS, STATE_BARRIER, STATE_STOP_AT, STATE_WORDS
@@ -32,7 +32,7 @@ from .logits import LOGITS_KERNELS, NativeLogits
 from .packer import PackedWeights, pack_kernels
 from .types import Batch, ForwardStopped
 
-__all__ = ["N_OUT", "NativeEngine", "build_programs"]
+__all__ = ["N_OUT", "NativeEngine", "build_programs", "family_of"]
 
 LANES = ("prefill", "decode")
 N_OUT = 64  # rows of logits that one forward may give
@@ -49,17 +49,6 @@ def kernel_library(options: Settings) -> KernelLibrary:
         if key not in _libraries:
             _libraries[key] = KernelLibrary(isa, options.cache)
         return _libraries[key]
-
-
-def family_of(config: ModelConfig) -> Family:
-    """The description of the model's family. Raises UnsupportedModelError for one that is not known or not computed."""
-    family = ARCHS.get(config.arch)
-    if family is None:
-        raise UnsupportedModelError(
-            f"the native engine does not run the architecture {config.arch!r}; it runs: {', '.join(sorted(ARCHS))}"
-        )
-    family.check(config)
-    return family
 
 
 def build_programs(weights: Weights, family: Family, kv_type: str = "f16") -> dict[str, Program]:
@@ -121,10 +110,14 @@ class NativeEngine:
         self._packed = self._pack(progress)
         page_bytes = kv_page_bytes(kv_type, config.n_head_kv, config.head_dim)
         layout = f"{self.library.isa.name} {kv_type} heads {config.n_head_kv}x{config.head_dim}"
+        # Which of two sets of rotary factors turned the stored keys depends on n_ctx.
+        used = {o.factors_at(n_ctx) for o in self._operands() if isinstance(o, Rope) and o.long_factors}
+        layout += "".join(f" by {name}" for name in sorted(used))
         self.kv = PagedKV(family.groups(config), page_bytes, n_ctx, n_kv, n_seq, layout)
         self._ropes, self._rope_arena = self._rope_tables()
-        files = {name: weights.address(name) for name in self._named(File)}
-        self._where = Addresses(kernels, self._packed.addresses, self._packed.norms, files, self._ropes, self.kv)
+        tables = dict.fromkeys(o.tensor for o in self._operands() if isinstance(o, File))
+        files = {name: weights.address(name) for name in tables}
+        self._where = Addresses(kernels, self._packed.addresses, self._packed.vectors, files, self._ropes, self.kv)
         self._lanes = {
             name: Lane(name, self.programs, self._where, self._pool, n_batch, self.n_out, n_threads, n_ctx)
             for name in LANES
@@ -149,7 +142,7 @@ class NativeEngine:
             return PackedWeights(
                 self._weights,
                 list(self.programs.values()),
-                self._norms(),
+                self._vectors(),
                 self.library,
                 lambda step: team.run(step, 1, int(state.ctypes.data), self.n_threads),
                 progress,
@@ -164,38 +157,32 @@ class NativeEngine:
         steps.sort(key=lambda name: (not name.startswith("attention"), not name.startswith("matmul"), name))
         return [*dict.fromkeys(steps), *pack_kernels(matrices), *POOL_KERNELS, *LOGITS_KERNELS]
 
-    def _named(self, kind: type[File] | type[Norm]) -> list[str]:
-        found = (operand.tensor for operand in self._operands() if isinstance(operand, kind))
-        return list(dict.fromkeys(found))
-
     def _operands(self) -> Iterator[Operand]:
         """Every operand of every step."""
         for program in self.programs.values():
             for step in program.steps:
                 yield from step.fields.values()
 
-    def _norms(self) -> list[str]:
-        return self._named(Norm)
+    def _vectors(self) -> list[Norm | Bias]:
+        return list(dict.fromkeys(o for o in self._operands() if isinstance(o, (Norm, Bias))))
 
     def _rope_tables(self) -> tuple[dict[Rope, int], Arena]:
-        """cos and sin of position / divisor * base^(-2i / rope_dim) (/ factor), in float64, stored as float32."""
+        """The tables that the programs name, for every position of a context."""
         distinct = list(dict.fromkeys(o for o in self._operands() if isinstance(o, Rope)))
         arena = Arena(sum(self.n_ctx * r.rope_dim * 4 + 64 for r in distinct), "the rotary tables")
         tables = {}
         for rope in distinct:
-            half = rope.rope_dim // 2
-            frequency = rope.base ** (-np.arange(half, dtype=np.float64) * 2 / rope.rope_dim) / rope.divisor
-            if rope.factors:
-                factors = self._weights.float32(rope.factors).astype(np.float64)
-                if factors.shape != (half,):
-                    raise UnsupportedModelError(f"tensor {rope.factors!r} has shape {factors.shape}; wanted ({half},)")
-                frequency = frequency / factors
-            at = tables[rope] = arena.take(self.n_ctx * rope.rope_dim * 4)
-            view = arena.view(at, self.n_ctx * rope.rope_dim * 4).view(np.float32).reshape(self.n_ctx, rope.rope_dim)
+            name, half = rope.factors_at(self.n_ctx), rope.rope_dim // 2
+            factors = self._weights.float32(name) if name else None
+            if factors is not None and factors.shape != (half,):
+                raise UnsupportedModelError(f"tensor {name!r} has shape {factors.shape}; wanted ({half},)")
+            angles = frequencies(rope, factors)
+            n_bytes = self.n_ctx * rope.rope_dim * 4
+            at = tables[rope] = arena.take(n_bytes)
+            view = arena.view(at, n_bytes).view(np.float32).reshape(self.n_ctx, rope.rope_dim)
             for start in range(0, self.n_ctx, 4096):
-                angle = np.arange(start, min(start + 4096, self.n_ctx))[:, None] * frequency
-                view[start : start + 4096, :half] = np.cos(angle)
-                view[start : start + 4096, half:] = np.sin(angle)
+                positions = np.arange(start, min(start + 4096, self.n_ctx))
+                view[start : start + 4096] = rotary_rows(rope, angles, positions)
         return tables, arena
 
     # ---- forward ----------------------------------------------------------------------------------------------------

@@ -8,16 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..formats import by_name
 from ..model.weights import Weights
 from ..plan.packing import packed_bytes, row_order
-from ..plan.program import Matrix, Program
+from ..plan.program import Bias, Matrix, Norm, Program
 from ..runtime.arena import Arena, aligned
 from ..runtime.layout import STEP_FIELDS, STEP_KERNEL, STEP_WORDS
 from ..runtime.library import KernelLibrary
 
-__all__ = ["PackedWeights", "pack_kernels"]
+__all__ = ["PackedWeights", "pack_kernels", "vector_of"]
 
 SLAB = 16 << 20  # bytes of a tensor that are resident at a time
 PAGE = 4096
@@ -28,24 +29,37 @@ def pack_kernels(matrices: Sequence[Matrix]) -> list[str]:
     return list(dict.fromkeys(f"pack.{matrix.format}" for matrix in matrices))
 
 
+def vector_of(weights: Weights, operand: Norm | Bias) -> NDArray[np.float32]:
+    """The float32 values (n,) that a norm or bias operand stands for."""
+    if isinstance(operand, Norm):
+        values = weights.float32(operand.tensor)
+        return np.ascontiguousarray(values.T if operand.transposed else values).reshape(-1)
+    which, rows = row_order(operand.matrix)
+    found = np.zeros(len(rows), np.float32)
+    for i, part in enumerate(operand.matrix.parts):
+        if part.bias:
+            found[which == i] = weights.float32(part.bias)[rows[which == i]]
+    return found
+
+
 class PackedWeights:
-    """All packed matrices and float32 norms of a model, at fixed addresses. `run(step)` runs a step on all threads."""
+    """All packed matrices and small float32 tensors of a model, at fixed addresses. `run(step)` runs a step on all threads."""
 
     def __init__(
-        self, weights: Weights, programs: Sequence[Program], norms: Sequence[str], library: KernelLibrary,
+        self, weights: Weights, programs: Sequence[Program], vectors: Sequence[Norm | Bias], library: KernelLibrary,
         run: Callable[[int], None], progress: Callable[[str], None] | None = None,
     ):  # fmt: skip
         self._run = run
         matrices = list(dict.fromkeys(m for program in programs for m in program.matrices()))
         sizes = {m: packed_bytes(m) for m in matrices}
-        norm_arrays = {name: weights.float32(name).reshape(-1) for name in norms}
+        arrays = {operand: vector_of(weights, operand) for operand in vectors}
         total = sum(-(-n // 64) * 64 for pair in sizes.values() for n in pair)
-        total += sum(-(-a.nbytes // 64) * 64 for a in norm_arrays.values())
+        total += sum(-(-a.nbytes // 64) * 64 for a in arrays.values())
         self.arena = Arena(total + 4096, "the weights")
         self.addresses: dict[Matrix, tuple[int, int]] = {}
-        self.norms: dict[str, int] = {}
-        for name, array in norm_arrays.items():
-            at = self.norms[name] = self.arena.take(array.nbytes)
+        self.vectors: dict[Norm | Bias, int] = {}
+        for operand, array in arrays.items():
+            at = self.vectors[operand] = self.arena.take(array.nbytes)
             self.arena.view(at, array.nbytes)[:] = array.view(np.uint8)
         kernels = library.addresses(pack_kernels(matrices))
         done = 0
@@ -98,4 +112,4 @@ class PackedWeights:
     def close(self) -> None:
         """Forget the addresses; the memory goes with the last reference."""
         self.addresses.clear()
-        self.norms.clear()
+        self.vectors.clear()

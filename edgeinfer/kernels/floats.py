@@ -16,16 +16,16 @@ from ..runtime.tile import W1, W4, tile_add, tile_fma, tile_zero_f
 from ..runtime.vec import F32, native, op
 from .embed import make_embed
 from .layout import share_start, thread_memory
-from .matmul import finish, finish_pair, rows_alternate
+from .matmul import biased, finish, finish_pair, rows_alternate
 from .pack import make_pack
 
-(WEIGHTS, H, H_STRIDE, COLS, GROUPS, Y, Y_STRIDE, MODE, ROWS, PRIVATE, TMP) = indices(
-    "matmul_float", "weights h h_stride cols groups y y_stride mode rows private tmp"
+(WEIGHTS, H, H_STRIDE, COLS, GROUPS, Y, Y_STRIDE, MODE, ROWS, PRIVATE, TMP, BIAS) = indices(
+    "matmul_float", "weights h h_stride cols groups y y_stride mode rows private tmp bias"
 )
 
 
-def make_float_matmul(load, size):
-    """The matmul kernel for weights of `size` bytes that load(address, offset) reads 16 at a time as float32."""
+def make_group(load, size):
+    """group(W, w, h, stride, cols) -> tile: 16 rows of weights of `size` bytes times T tokens of float32."""
 
     @native
     def group(W, w, h, stride, cols):
@@ -42,17 +42,24 @@ def make_float_matmul(load, size):
             a3 = tile_fma(a3, load(at, 48 * size), x + 12, stride)
         return tile_add(tile_add(a0, a1), tile_add(a2, a3))
 
+    return group
+
+
+def make_float_matmul(load, size):
+    """The matmul kernel for weights of `size` bytes that load(address, offset) reads 16 at a time as float32."""
+    group = make_group(load, size)
+
     @native
-    def groups_of(W, w, g0, g1, h, h_stride, cols, y, y_stride, mode, tmp):
+    def groups_of(W, w, g0, g1, h, h_stride, cols, y, y_stride, mode, tmp, bias):
         n = cols * 16 * size
         if rows_alternate(mode):
             for g in range(g0, g1, 2):
-                gate = group(W, w + g * n, h, h_stride, cols)
-                up = group(W, w + (g + 1) * n, h, h_stride, cols)
+                gate = biased(group(W, w + g * n, h, h_stride, cols), bias, g)
+                up = biased(group(W, w + (g + 1) * n, h, h_stride, cols), bias, g + 1)
                 finish_pair(gate, up, y + g * 32, y_stride, mode, tmp)
         else:
             for g in range(g0, g1):
-                acc = group(W, w + g * n, h, h_stride, cols)
+                acc = biased(group(W, w + g * n, h, h_stride, cols), bias, g)
                 finish(W, acc, y + g * 64, y_stride, mode, tmp)
 
     def matmul_float(step, state, ith, nth):
@@ -72,11 +79,12 @@ def make_float_matmul(load, size):
         y = field(step, Y)
         y_stride = field(step, Y_STRIDE)
         tmp = memory + field(step, TMP)
+        bias = field(step, BIAS)
         if m == 1:
-            groups_of(W1, w, g0, g1, h, h_stride, cols, y, y_stride, mode, tmp)
+            groups_of(W1, w, g0, g1, h, h_stride, cols, y, y_stride, mode, tmp, bias)
         else:
             for t in range(0, m, 4):
-                groups_of(W4, w, g0, g1, h + t * h_stride, h_stride, cols, y + t * y_stride, y_stride, mode, tmp)
+                groups_of(W4, w, g0, g1, h + t * h_stride, h_stride, cols, y + t * y_stride, y_stride, mode, tmp, bias)
 
     return matmul_float
 

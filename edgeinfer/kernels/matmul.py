@@ -20,6 +20,7 @@ from ..runtime.tile import (
     count_of,
     tile_add,
     tile_add_times_i,
+    tile_add_vec,
     tile_dot,
     tile_dot_wide,
     tile_load,
@@ -34,8 +35,8 @@ from ..runtime.tile import (
 from ..runtime.vec import native, target
 from .layout import SLOTS, share_start, thread_memory
 
-(QUANTS, SCALES, ACTS, TILE_BYTES, COLS, GROUPS, Y, Y_STRIDE, MODE, ROWS, PRIVATE, TMP) = indices(
-    "matmul", "quants scales acts tile_bytes cols groups y y_stride mode rows private tmp"
+(QUANTS, SCALES, ACTS, TILE_BYTES, COLS, GROUPS, Y, Y_STRIDE, MODE, ROWS, PRIVATE, TMP, BIAS) = indices(
+    "matmul", "quants scales acts tile_bytes cols groups y y_stride mode rows private tmp bias"
 )
 ADD, SILU, GELU, INTO = MODES["add"], MODES["silu"], MODES["gelu"], MODES["silu_into"]
 W_GEMM = {8: W8, 4: W4, 2: W2}[target().width]
@@ -55,6 +56,14 @@ def join_halves(gate, up, mode):
 def rows_alternate(mode):
     """Whether gate and up rows alternate in the matrix."""
     return mode in (SILU, GELU)
+
+
+@native
+def biased(acc, bias, g):
+    """acc plus the bias of group g's rows, where there is one."""
+    if bias != 0:
+        acc = tile_add_vec(acc, load_f32(bias, g * 64))
+    return acc
 
 
 @native
@@ -143,7 +152,7 @@ def gemm_halves(W, w, d, m, xq, xd, xs, xh, nb):
 
 
 @native
-def _nothing(q, s, g0, g1, acts, tile_bytes, tiles, nb, y, stride, mode, tmp):
+def _nothing(q, s, g0, g1, acts, tile_bytes, tiles, nb, y, stride, mode, tmp, bias):
     """A format that is never unpacked."""
 
 
@@ -151,7 +160,7 @@ def _unpacked(unpack, gemm, quant_bytes, scale_bytes):
     """The product of groups g0..g1 with many tiles: each group becomes bytes once."""
 
     @native
-    def unpacked(q, s, g0, g1, acts, tile_bytes, tiles, nb, y, stride, mode, tmp):
+    def unpacked(q, s, g0, g1, acts, tile_bytes, tiles, nb, y, stride, mode, tmp, bias):
         """Groups g0..g1 times all tiles: each group becomes bytes once."""
         w0 = tmp + 2048
         size = nb * (BLOCK_BYTES + 192)
@@ -169,9 +178,9 @@ def _unpacked(unpack, gemm, quant_bytes, scale_bytes):
                     xs = xd + nb * 4 * SLOTS
                     xh = xs + nb * 4 * SLOTS
                     out = y + (t * SLOTS + part) * stride
-                    acc = gemm(W_GEMM, w0, w0 + nb * 512, w0 + nb * 576, xq, xd, xs, xh, nb)
+                    acc = biased(gemm(W_GEMM, w0, w0 + nb * 512, w0 + nb * 576, xq, xd, xs, xh, nb), bias, g)
                     if each == 2:
-                        up = gemm(W_GEMM, w1, w1 + nb * 512, w1 + nb * 576, xq, xd, xs, xh, nb)
+                        up = biased(gemm(W_GEMM, w1, w1 + nb * 512, w1 + nb * 576, xq, xd, xs, xh, nb), bias, g + 1)
                         finish_pair(acc, up, out + g * 32, stride, mode, tmp)
                     else:
                         finish(W_GEMM, acc, out + g * 64, stride, mode, tmp)
@@ -191,7 +200,7 @@ def make_matmul(dot, unpack, gemm, quant_bytes, scale_bytes):
     straight = unpack is None
 
     @native
-    def direct(W, slots, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp):
+    def direct(W, slots, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp, bias):
         """Groups g0..g1 times m tokens, from the packed bits: a group meets all its tiles while it is in the cache."""
         each = 2 if rows_alternate(mode) else 1
         for g in range(g0, g1, each):
@@ -203,8 +212,10 @@ def make_matmul(dot, unpack, gemm, quant_bytes, scale_bytes):
                 xh = xs + nb * 4 * slots
                 out = y + t * stride
                 acc = dot(W, q + g * nb * quant_bytes, s + g * nb * scale_bytes, xq, xd, xs, xh, nb)
+                acc = biased(acc, bias, g)
                 if each == 2:
                     up = dot(W, q + h * nb * quant_bytes, s + h * nb * scale_bytes, xq, xd, xs, xh, nb)
+                    up = biased(up, bias, h)
                     finish_pair(acc, up, out + g * 32, stride, mode, tmp)
                 else:
                     finish(W, acc, out + g * 64, stride, mode, tmp)
@@ -232,17 +243,18 @@ def make_matmul(dot, unpack, gemm, quant_bytes, scale_bytes):
         g0 = share_start(groups, ith, nth) * pairs
         g1 = share_start(groups, ith + 1, nth) * pairs
         tile_bytes = field(step, TILE_BYTES)
+        bias = field(step, BIAS)
         if m == 1:
-            direct(W1, 1, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp)
+            direct(W1, 1, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp, bias)
         elif m == 2:
-            direct(W2, SLOTS, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp)
+            direct(W2, SLOTS, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp, bias)
         elif m > 0 and m <= 4:
-            direct(W4, SLOTS, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp)
+            direct(W4, SLOTS, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp, bias)
         elif m > 0 and (straight or m <= STRAIGHT_TOKENS):
-            direct(W_GEMM, SLOTS, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp)
+            direct(W_GEMM, SLOTS, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp, bias)
         elif m > 0:
             tiles = (m + SLOTS - 1) // SLOTS
-            unpacked(q, s, g0, g1, acts, tile_bytes, tiles, nb, y, stride, mode, tmp)
+            unpacked(q, s, g0, g1, acts, tile_bytes, tiles, nb, y, stride, mode, tmp, bias)
 
     return matmul
 

@@ -2,6 +2,7 @@
 
 h = x * weight / sqrt(mean(x^2) + eps) (Zhang and Sennrich, 2019); then for each block of 32 values
 scale = max|h| / 127, q = round(h / scale). A NaN or infinity in a block makes its scale NaN, so that it reaches the logits.
+Before that h may be multiplied by a constant (Granite) and by the sigmoid of a number of its own (a shared expert's gate).
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import numpy as np
 
 from ..plan.fields import indices
 from ..runtime.layout import STATE_N, STATE_N_OUT, STATE_OUT_ROWS
-from ..runtime.memory import field, field_f, load_s32, store_float, store_s32
+from ..runtime.memory import field, field_f, load_float, load_s32, store_float, store_s32
 from ..runtime.simd import (
     abs_f,
     add_f,
+    exp_f,
     fma,
     load_f32,
     max_f,
@@ -35,9 +37,11 @@ from .layout import SLOTS, share_start, thread_memory
 f4 = np.float32
 (
     X, X_STRIDE, WEIGHT, COLS, EPS, ACTS, TILE_BYTES, OUT, OUT_STRIDE, ROWS, PRIVATE, TMP, ADD, ADD_STRIDE, ADD_WEIGHT, X_OUT,
+    SCALE, GATE, GATE_STRIDE,
 ) = indices(
     "norm",
-    "x x_stride weight cols eps acts tile_bytes out out_stride rows private tmp add add_stride add_weight x_out",
+    "x x_stride weight cols eps acts tile_bytes out out_stride rows private tmp add add_stride add_weight x_out scale gate "
+    "gate_stride",
 )  # fmt: skip
 
 
@@ -104,6 +108,14 @@ def _row(step, source, target, acts, slots, slot, tmp):
         r = splat_f(inverse_rms(x, cols, eps))
         for i in range(0, cols * 4, 64):
             store_f32(work, i, mul_f(mul_f(load_f32(x, i), r), load_f32(weight, i)))
+        x = work
+    factor = field_f(step, SCALE)
+    if field(step, GATE) != 0:
+        gate = load_float(field(step, GATE) + source * field(step, GATE_STRIDE), 0)
+        factor *= f4(1.0) / (f4(1.0) + top_f(exp_f(splat_f(-gate))))
+    if factor != f4(1.0):
+        for i in range(0, cols * 4, 64):
+            store_f32(work, i, mul_f(load_f32(x, i), splat_f(factor)))
         x = work
     if acts != 0:
         quantize_row(x, acts, cols // 32, slots, slot, tmp)

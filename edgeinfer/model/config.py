@@ -18,6 +18,11 @@ __all__ = ["ModelConfig", "architecture"]
 
 ROPE_SCALING_TYPES = ("none", "linear", "yarn", "longrope")
 SPECIAL_IDS = ("bos", "eos", "eot", "eom", "unknown")  # those that decide what is generated; the others are not used
+# Keys that do not change what is computed from the tokens, or that the tensors say better.
+HARMLESS = (
+    "vocab_size", "tensor_data_layout", "expert_feed_forward_length", "expert_shared_feed_forward_length", "pooling_type",
+    "features_length", "attention.layer_norm_epsilon",
+)  # fmt: skip
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 
 
@@ -44,12 +49,30 @@ class ModelConfig:
     rope_scaling_type: str | None  # "linear", "yarn", "longrope"; None for no scaling
     rope_scaling_factor: float | None
     rope_n_ctx_orig: int | None  # the window before yarn or longrope stretched it
+    rope_attn_factor: float | None  # of cosines and sines; None lets the scaling type decide
+    yarn_beta_fast: float
+    yarn_beta_slow: float
+    yarn_log_multiplier: float  # 0.0 for none
+    rope_finetuned: bool | None  # rope.scaling.finetuned, by which granite says whether it rotates; None for absent
     sliding_window: int  # positions a sliding layer sees, itself included; 0 for none
     sliding_window_pattern: int | None  # every n-th layer is full; None lets the family decide
+    sliding_layers: tuple[bool, ...]  # layer by layer, where the file says so; else empty
+    attention_scale: float  # of q k; 0.0 for 1 / sqrt(head_dim)
+    attention_temperature: float  # by which queries grow with the logarithm of the position; 0.0 for none
+    embedding_scale: float  # 0.0 for none, as the next two
+    residual_scale: float
+    logit_scale: float
     attn_logit_softcap: float  # 0.0 for none
     final_logit_softcap: float  # 0.0 for none
     n_expert: int  # 0 for a dense model
+    n_expert_used: int
+    expert_weights_scale: float  # 0.0 for none
+    recurrent_layers: tuple[
+        bool, ...
+    ]  # layers without keys and values, by a head_count_kv of 0; empty where all have them
+    conv_width: int  # tokens that a short convolution sees, itself included; 0 for none
     tied_embeddings: bool  # the output matrix is token_embd
+    unread_keys: tuple[str, ...]  # keys of the architecture that nothing above stands for, sorted
 
     @classmethod
     def from_gguf(cls, file: GGUFFile) -> ModelConfig:
@@ -62,7 +85,7 @@ class ModelConfig:
         n_layer = keys.count("block_count")
         n_embd = keys.count("embedding_length")
         n_head = keys.count("attention.head_count")
-        n_head_kv = keys.count("attention.head_count_kv", n_head)
+        n_head_kv, recurrent = keys.kv_heads(n_head, n_layer)
         if n_head % n_head_kv:
             raise keys.bad("attention.head_count_kv", n_head_kv, f"a divisor of the head count {n_head}")
         head_dim = keys.count("attention.key_length", 0) or keys.shared(n_embd, n_head)
@@ -71,9 +94,18 @@ class ModelConfig:
             raise keys.bad("rope.dimension_count", rope_dim, f"an even number up to the head size {head_dim}")
         scaling, factor, n_ctx_orig = keys.rope_scaling()
         window = keys.count("attention.sliding_window", 0, low=0)
+        pattern, sliding = keys.sliding(n_layer)
         n_vocab, n_tokens = keys.vocabulary(n_embd)
         keys.layers(n_layer)
         keys.special_ids(n_tokens or n_vocab)
+        keys.only("attention.causal", True)
+        keys.only("expert_gating_func", 1)  # softmax
+        keys.only("rope.scaling.alpha", 0.0)
+        keys.only("rope.scaling.yarn_ext_factor", 1.0)
+        n_expert = keys.count("expert_count", 0, low=0)
+        n_used = keys.count("expert_used_count", 0, low=0)
+        if n_expert and not 1 <= n_used <= n_expert:
+            raise keys.bad("expert_used_count", n_used or "missing", f"1 to {n_expert}, the number of experts")
         return cls(
             arch=keys.arch,
             name=keys.text("general.name", file.path.stem),
@@ -94,12 +126,30 @@ class ModelConfig:
             rope_scaling_type=scaling,
             rope_scaling_factor=factor,
             rope_n_ctx_orig=n_ctx_orig,
+            rope_attn_factor=keys.number("rope.scaling.yarn_attn_factor", 0.0)
+            or keys.number("rope.scaling.attn_factor", 0.0)
+            or None,
+            yarn_beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0),
+            yarn_beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0),
+            yarn_log_multiplier=keys.number("rope.scaling.yarn_log_multiplier", 0.0),
+            rope_finetuned=keys.flag("rope.scaling.finetuned"),
             sliding_window=window,
-            sliding_window_pattern=keys.count("attention.sliding_window_pattern", 0, low=0) or None,
+            sliding_window_pattern=pattern,
+            sliding_layers=sliding,
+            attention_scale=keys.number("attention.scale", 0.0),
+            attention_temperature=keys.number("attention.temperature_scale", 0.0),
+            embedding_scale=keys.number("embedding_scale", 0.0),
+            residual_scale=keys.number("residual_scale", 0.0),
+            logit_scale=keys.number("logit_scale", 0.0),
             attn_logit_softcap=keys.number("attn_logit_softcapping", 0.0),
             final_logit_softcap=keys.number("final_logit_softcapping", 0.0),
-            n_expert=keys.count("expert_count", 0, low=0),
+            n_expert=n_expert,
+            n_expert_used=n_used if n_expert else 0,
+            expert_weights_scale=keys.number("expert_weights_scale", 0.0),
+            recurrent_layers=recurrent,
+            conv_width=keys.count("shortconv.l_cache", 0, low=2),
             tied_embeddings="output.weight" not in file.tensors,
+            unread_keys=keys.unread(),  # last: what stands above has asked for its keys
         )
 
 
@@ -117,9 +167,19 @@ class _Keys:
     def __init__(self, file: GGUFFile, arch: str) -> None:
         self.file = file
         self.arch = arch
+        self._read: set[str] = set()
 
     def key(self, name: str) -> str:
-        return name if name.startswith(("general.", "tokenizer.")) else f"{self.arch}.{name}"
+        full = name if name.startswith(("general.", "tokenizer.")) else f"{self.arch}.{name}"
+        self._read.add(full)
+        return full
+
+    def unread(self) -> tuple[str, ...]:
+        """Keys of the architecture that were not asked for and may change what the model computes."""
+        harmless = {f"{self.arch}.{name}" for name in HARMLESS}
+        return tuple(
+            sorted(k for k in self.file.metadata if k.startswith(f"{self.arch}.") and k not in self._read | harmless)
+        )
 
     def bad(self, name: str, value: object, wanted: str) -> ModelFileError:
         return ModelFileError(f"{self.file.path}: {self.key(name)} is {value}; wanted {wanted}")
@@ -174,6 +234,48 @@ class _Keys:
         if not isinstance(value, str):
             raise self.bad(name, "missing" if value is None else value, "text")
         return value
+
+    def flag(self, name: str) -> bool | None:
+        value = self.raw(name)
+        if value is not None and type(value) is not bool:
+            raise self.bad(name, value, "true or false")
+        return value if isinstance(value, bool) else None
+
+    def only(self, name: str, wanted: object) -> None:
+        """Refuse a key with another value than the one that is computed here; absent is fine."""
+        value = self.raw(name)
+        if value is not None and value != wanted:
+            raise UnsupportedModelError(
+                f"{self.file.path}: {self.key(name)} is {value}; edgeinfer computes models with {wanted} only"
+            )
+
+    def layered(self, name: str, n_layer: int) -> list[object] | None:
+        """The values of a key that is an array with one for each layer; None where it is none."""
+        value = self.file.metadata.get(self.key(name))
+        if not isinstance(value, LazyArray) or value.kind in ("string", "array"):
+            return None
+        if len(value) != n_layer:
+            raise self.bad(name, f"an array of {len(value)}", f"one value for each of {n_layer} layers")
+        return list(value.numpy().tolist())
+
+    def kv_heads(self, n_head: int, n_layer: int) -> tuple[int, tuple[bool, ...]]:
+        """(heads of keys and values, which layers have none); an array of 0 and one other number is a hybrid model."""
+        name = "attention.head_count_kv"
+        values = self.layered(name, n_layer)
+        if values is None or 0 not in values or len(set(values)) != 2:
+            return self.count(name, n_head), ()
+        heads = max(v for v in values if isinstance(v, int))
+        if heads < 1:
+            raise self.bad(name, values, "whole numbers from 0")
+        return heads, tuple(v == 0 for v in values)
+
+    def sliding(self, n_layer: int) -> tuple[int | None, tuple[bool, ...]]:
+        """(every n-th layer is full, or which layers slide)."""
+        name = "attention.sliding_window_pattern"
+        values = self.layered(name, n_layer)
+        if values is not None:
+            return None, tuple(bool(v) for v in values)
+        return self.count(name, 0, low=0) or None, ()
 
     def shared(self, n_embd: int, n_head: int) -> int:
         """The head size of a file that does not give one."""

@@ -18,14 +18,16 @@ __all__ = ["check_program"]
 # Fields of each kind that are read and written; the others are numbers, weights or private memory.
 _READS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "embed": (), "norm": ("x", "add"), "matmul": ("acts",), "matmul_float": ("h",), "rope_kv": ("k", "v"),
+        "embed": (), "norm": ("x", "add", "gate"), "matmul": ("acts",), "matmul_float": ("h",), "rope_kv": ("k", "v"),
         "attention": ("q", "base"), "attention_part": ("q", "base"), "attention_merge": ("partial",), "softcap": ("x",),
+        "route": ("logits",), "experts_up": ("acts", "route"), "experts_down": ("acts", "route"), "short_conv": ("x", "base"),
     }
 )  # fmt: skip
 _WRITES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "embed": ("x",), "norm": ("acts", "out", "x_out"), "matmul": ("y",), "matmul_float": ("y",), "rope_kv": ("base",),
         "attention": ("out",), "attention_part": ("partial",), "attention_merge": ("out",), "softcap": ("x",),
+        "route": ("out",), "experts_up": ("y",), "experts_down": ("y",), "short_conv": ("out", "base"),
     }
 )  # fmt: skip
 
@@ -65,7 +67,7 @@ def check_program(program: Program) -> Program:
         for operand in step.fields.values():
             if isinstance(operand, Scratch) and operand.name not in (*program.buffers, "partial"):
                 raise EngineError(f"{where}: buffer {operand.name!r} has no size")
-        private = step.kind == "norm" and program.phase == "decode"  # every thread writes the same values for itself
+        private = step.kind == "norm" and step.fields["private"] == 1  # every thread writes the same values for itself
         if _overlap(written, reads, exact=False):
             raise EngineError(
                 f"{where}: reads what another thread may still be writing; a barrier is missing before it"

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from .program import Matrix, Part
 
-__all__ = ["KV_PAGE", "KV_TYPES", "PACKED_BYTES", "kv_page_bytes", "packed_bytes", "row_order"]
+__all__ = [
+    "CONV_RING", "KV_PAGE", "KV_TYPES", "PACKED_BYTES", "conv_page_bytes", "kv_page_bytes", "packed_bytes", "row_order",
+]  # fmt: skip
 
 PACKED_BYTES: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
@@ -34,6 +36,14 @@ def kv_page_bytes(kv_type: str, n_head_kv: int, head_dim: int) -> int:
     return KV_PAGE * n_head_kv * 2 * (head_dim * KV_TYPES[kv_type] // 32)
 
 
+CONV_RING = 16  # positions of a page that a short convolution remembers, the last ones
+
+
+def conv_page_bytes(n_embd: int) -> int:
+    """Bytes of one short convolution's page: float32 (CONV_RING, n_embd)."""
+    return CONV_RING * n_embd * 4
+
+
 def packed_bytes(matrix: Matrix) -> tuple[int, int]:
     """Bytes of the quants and of the scales of a packed matrix."""
     quants, scales = PACKED_BYTES[matrix.format]
@@ -43,7 +53,7 @@ def packed_bytes(matrix: Matrix) -> tuple[int, int]:
 
 def _order(part: Part) -> NDArray[np.int64]:
     """The file row that stands at each row of a part."""
-    rows = np.arange(part.n_rows, dtype=np.int64)
+    rows = np.arange(part.first, part.first + part.n_rows, dtype=np.int64)
     if not part.pair_heads:
         return rows
     heads = rows.reshape(part.pair_heads, -1).copy()

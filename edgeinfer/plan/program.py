@@ -10,30 +10,24 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 __all__ = [
-    "KV",
-    "File",
-    "Matrix",
-    "Norm",
-    "Operand",
-    "Packed",
-    "PageStride",
-    "Part",
-    "Program",
-    "Rope",
-    "Scratch",
-    "Step",
-    "Thread",
-]
+    "KV", "Bias", "Buffer", "File", "Matrix", "Norm", "Operand", "Packed", "PageStride", "Part", "Program", "Rope",
+    "Scratch", "Step", "Thread", "Yarn",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of one tensor. With pair_heads > 0 each head's rotated rows go from neighbouring pairs to half-split order."""
+    """Rows of one tensor. With pair_heads > 0 each head's rotated rows go from neighbouring pairs to half-split order.
+
+    A tensor of three dimensions (the experts of a layer) counts as its matrices one below the other.
+    """
 
     tensor: str
     n_rows: int
     pair_heads: int = 0
     pair_dim: int = 0  # how many leading rows of a head are rotated
+    first: int = 0  # the row of the tensor that it begins with
+    bias: str = ""  # tensor of what is added to each row of the tensor, from row 0 on
 
 
 @dataclass(frozen=True)
@@ -67,10 +61,18 @@ class Packed:
 
 
 @dataclass(frozen=True)
+class Bias:
+    """What a packed matrix adds to its rows: float32 (groups * 16,) in packed order, 0 for padding and parts without."""
+
+    matrix: Matrix
+
+
+@dataclass(frozen=True)
 class Norm:
     """A float32 copy of a small tensor."""
 
     tensor: str
+    transposed: bool = False  # of two dimensions: columns first
 
 
 @dataclass(frozen=True)
@@ -81,13 +83,34 @@ class File:
 
 
 @dataclass(frozen=True)
+class Yarn:
+    """Between these numbers of turns within n_ctx_orig positions, YaRN goes over from undivided to divided angles."""
+
+    n_ctx_orig: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+
+@dataclass(frozen=True)
 class Rope:
-    """A table of cosines and sines (n_ctx, rope_dim) for a base frequency, positions divided by `divisor`."""
+    """A table of cosines and sines (n_ctx, rope_dim) for a base frequency, positions divided by `divisor`; see `rotary`."""
 
     base: float
     rope_dim: int
     divisor: float = 1.0
     factors: str = ""  # tensor of per-frequency divisors
+    long_factors: str = ""  # the tensor that takes its place in contexts of more than n_ctx_short positions
+    n_ctx_short: int = 0
+    yarn: Yarn | None = None
+    magnitude: float = 1.0  # of cosines and sines, so that of a score is its square
+    temperature: float = (
+        0.0  # queries grow by 1 + temperature ln(1 + floor(position / temperature_n_ctx)); 0: they do not
+    )
+    temperature_n_ctx: int = 1
+
+    def factors_at(self, n_ctx: int) -> str:
+        """The tensor of divisors for a context of n_ctx positions, "" for none."""
+        return self.long_factors if self.long_factors and n_ctx > self.n_ctx_short else self.factors
 
 
 @dataclass(frozen=True)
@@ -120,7 +143,7 @@ class Thread:
     name: str
 
 
-Operand: TypeAlias = "int | float | Packed | Norm | File | Rope | KV | PageStride | Scratch | Thread"
+Operand: TypeAlias = "int | float | Packed | Bias | Norm | File | Rope | KV | PageStride | Scratch | Thread"
 
 
 @dataclass(frozen=True)

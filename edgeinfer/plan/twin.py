@@ -15,7 +15,8 @@ import numpy as np
 from .fields import MODES
 from .program import File, Packed, Step
 from .twin_attention import attend, attend_parts, attended, cached, merge_parts, parts, write_kv
-from .twin_memory import Array, Call, Floats, Memory, Outputs, number, rms_normalized, softcapped
+from .twin_experts import chosen, convolve, convolved, experts_down, experts_up, joined, route, summed
+from .twin_memory import Array, Call, Floats, Memory, Outputs, number, rms_normalized, silu, softcapped
 
 __all__ = ["TWINS", "Call", "Memory", "Outputs", "expected", "found", "quantize"]
 
@@ -55,7 +56,7 @@ def _embedded(step: Step, call: Call, memory: Memory) -> Outputs:
 
 
 def _norm(step: Step, call: Call, memory: Memory) -> Outputs:
-    """x' = x + rms(add) * add_weight where there is an `add`; h = rms(x') * weight; h as float32 and as int8."""
+    """x' = x + rms(add) * add_weight where there is an `add`; h = rms(x') * weight * factor; h as float32 and as int8."""
     f = step.fields
     rows, cols, eps = _rows(step, call), number(step, "cols"), number(step, "eps")
     x: Floats = memory.floats(f["x"], call.n, number(step, "x_stride"), cols)[rows].astype(np.float64)
@@ -64,6 +65,10 @@ def _norm(step: Step, call: Call, memory: Memory) -> Outputs:
         other = memory.floats(f["add"], call.n, number(step, "add_stride"), cols)[rows]
         x = result["x_out"] = x + rms_normalized(other, memory.vector(f["add_weight"]), eps)
     h = rms_normalized(x, memory.vector(f["weight"]), eps) if f["weight"] != 0 else x
+    h = h * number(step, "scale")
+    if f["gate"] != 0:
+        gate = memory.floats(f["gate"], call.n, number(step, "gate_stride"), 1)[rows].astype(np.float64)
+        h = h / (1.0 + np.exp(-gate))
     if f["out"] != 0:
         result["out"] = h
     if f["acts"] != 0:
@@ -88,26 +93,23 @@ def _normed(step: Step, call: Call, memory: Memory) -> Outputs:
 # ---- matmul ---------------------------------------------------------------------------------------------------------
 
 
-def _silu(x: Floats) -> Floats:
-    y: Floats = x / (1.0 + np.exp(np.minimum(-x, 80.0)))
-    return y
-
-
 def _gelu(x: Floats) -> Floats:
     z = np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3)
     y: Floats = 0.5 * x * (1.0 + np.tanh(z))
     return y
 
 
-_ACTS = {MODES["silu"]: _silu, MODES["gelu"]: _gelu, MODES["silu_into"]: _silu, MODES["gelu_into"]: _gelu}
+_ACTS = {MODES["silu"]: silu, MODES["gelu"]: _gelu, MODES["silu_into"]: silu, MODES["gelu_into"]: _gelu}
 _ALTERNATE = (MODES["silu"], MODES["gelu"])
 
 
 def _finish(step: Step, call: Call, memory: Memory, h: Floats, packed: object) -> Outputs:
-    """y = W h; or y + W h; or act(gate h) * (up h), the gate rows alternating with up rows by 16, or standing in y."""
+    """y = W h (+ bias); or y + W h; or act(gate h) * (up h), the gate rows alternating with up rows by 16, or standing in y."""
     if not isinstance(packed, Packed):
         raise TypeError(f"{step.name}: the weights are {packed!r}")
     y = h @ memory.matrix(packed.matrix).astype(np.float64).T
+    if step.fields["bias"] != 0:
+        y = y + memory.bias(step.fields["bias"]).astype(np.float64)
     mode = number(step, "mode")
     if mode == MODES["store"]:
         return {"y": y}
@@ -169,6 +171,10 @@ TWINS: Mapping[str, tuple[Twin, Twin]] = MappingProxyType(
         "attention_part": (attend_parts, parts),
         "attention_merge": (merge_parts, attended),
         "softcap": (_softcap, _capped),
+        "route": (route, chosen),
+        "experts_up": (experts_up, joined),
+        "experts_down": (experts_down, summed),
+        "short_conv": (convolve, convolved),
     }
 )
 

@@ -27,7 +27,7 @@ def _heads(step: Step, call: Call, memory: Memory, name: str, count: int) -> Flo
     x = x.reshape(call.n, count, head_dim)
     if f["norm"] != 0:
         x = rms_normalized(x, memory.vector(f["norm"]), number(step, "eps"))
-    return _rotated(x, memory.rotation(f["rope"], call.positions))
+    return _rotated(x, memory.rotation(f["rope"], call.positions)) if f["rope"] != 0 else x
 
 
 # ---- keys and values into the cache ---------------------------------------------------------------------------------

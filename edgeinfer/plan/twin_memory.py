@@ -11,7 +11,18 @@ from numpy.typing import NDArray
 
 from .program import File, Matrix, Operand, Step
 
-__all__ = ["Array", "Call", "Floats", "Memory", "Outputs", "Quantized", "number", "rms_normalized", "softcapped"]
+__all__ = [
+    "Array",
+    "Call",
+    "Floats",
+    "Memory",
+    "Outputs",
+    "Quantized",
+    "number",
+    "rms_normalized",
+    "silu",
+    "softcapped",
+]
 
 Array = NDArray[Any]
 Floats = NDArray[np.floating[Any]]
@@ -54,7 +65,13 @@ class Memory(Protocol):
         """The dequantized rows (groups * 16, cols) of a packed matrix, in packed order, zeros for padding."""
 
     def vector(self, norm: Operand) -> Array:
-        """The weights (cols,) of a norm."""
+        """A small tensor's float32 values, transposed where the operand says so."""
+
+    def bias(self, bias: Operand) -> Array:
+        """What a packed matrix adds to its rows (groups * 16,), in packed order."""
+
+    def ring(self, kv: Operand, slot: int, positions: Array, ring: int, cols: int) -> Array:
+        """What a short convolution keeps (n, cols) of some of the last positions of a sequence's pages."""
 
     def table(self, table: File, ids: Array) -> Array:
         """The dequantized rows (n, cols) of the token table."""
@@ -82,6 +99,12 @@ def rms_normalized(x: Floats, weight: Array, eps: float) -> Floats:
     wide = x.astype(np.float64)
     result: Floats = wide / np.sqrt(np.mean(wide**2, axis=-1, keepdims=True) + eps) * weight.astype(np.float64)
     return result
+
+
+def silu(x: Floats) -> Floats:
+    """x / (1 + e^-x)."""
+    y: Floats = x / (1.0 + np.exp(np.minimum(-x, 80.0)))
+    return y
 
 
 def softcapped(x: Array, cap: float) -> Floats:

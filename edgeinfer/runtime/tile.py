@@ -137,6 +137,12 @@ tile_add = generic_op(
 )
 
 
+tile_add_vec = generic_op(
+    2,
+    lambda x, v: (x, [x, v], lambda b, p, w: pack(b, x, [b.fadd(i, w) for i in unpack(b, p)])),
+)  # acc[t] + v
+
+
 def _add_scaled_rule(acc, x, s):
     return (
         acc,
