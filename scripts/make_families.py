@@ -1,4 +1,4 @@
-"""Make the small random models of tests/data/families: for each family a GGUF file and logits that transformers computes for it.
+"""Make the small random models of tests/data/families: for each family a GGUF file and the logits of transformers.
 
     scripts/make_families.py [--converter FOLDER] [NAME...]
 
@@ -31,7 +31,34 @@ ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "tests" / "data" / "families"
 CONVERTER = ROOT / ".cache" / "llama.cpp-converter"
 N_VOCAB, N_TOKENS = 288, 220
-POSITIONS = (0, 1, 2, 7, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 95, 127, 128, 129, 150, 191, 192, 193, 218, 219)
+POSITIONS = (
+    0,
+    1,
+    2,
+    7,
+    15,
+    16,
+    17,
+    31,
+    32,
+    33,
+    47,
+    48,
+    49,
+    63,
+    64,
+    65,
+    95,
+    127,
+    128,
+    129,
+    150,
+    191,
+    192,
+    193,
+    218,
+    219,
+)
 N_SHORT = 60  # tokens of the second forward, within the original context of longrope models
 
 BASE = dict(

@@ -221,8 +221,14 @@ class PagedKV:
             self._check(src)
             if not 0 <= n <= self._length[src]:
                 raise SettingError(f"cannot fork {n} positions of a sequence that holds {self._length[src]}")
-            if self._reachable(src, n) != n:
-                raise SettingError(f"cannot fork at {n}: sequence {src} no longer has what follows that position")
+            reached = self._reachable(src, n)
+            if reached != n:
+                why = (
+                    f"state is kept at {reached}"
+                    if reached
+                    else f"the window of sequence {src} has passed that position"
+                )
+                raise SettingError(f"cannot fork at {n}: {why}")
             if n % PAGE and any(not pool.free for pool in self.pools):
                 raise ContextOverflowError("the KV cache is full: no page free to fork into; close a sequence")
             seq = self._open()

@@ -49,30 +49,31 @@ class ModelConfig:
     rope_scaling_type: str | None  # "linear", "yarn", "longrope"; None for no scaling
     rope_scaling_factor: float | None
     rope_n_ctx_orig: int | None  # the window before yarn or longrope stretched it
-    rope_attn_factor: float | None  # of cosines and sines; None lets the scaling type decide
-    yarn_beta_fast: float
-    yarn_beta_slow: float
-    yarn_log_multiplier: float  # 0.0 for none
-    rope_finetuned: bool | None  # rope.scaling.finetuned, by which granite says whether it rotates; None for absent
     sliding_window: int  # positions a sliding layer sees, itself included; 0 for none
     sliding_window_pattern: int | None  # every n-th layer is full; None lets the family decide
-    sliding_layers: tuple[bool, ...]  # layer by layer, where the file says so; else empty
-    attention_scale: float  # of q k; 0.0 for 1 / sqrt(head_dim)
-    attention_temperature: float  # by which queries grow with the logarithm of the position; 0.0 for none
-    embedding_scale: float  # 0.0 for none, as the next two
-    residual_scale: float
-    logit_scale: float
     attn_logit_softcap: float  # 0.0 for none
     final_logit_softcap: float  # 0.0 for none
     n_expert: int  # 0 for a dense model
-    n_expert_used: int
-    expert_weights_scale: float  # 0.0 for none
-    recurrent_layers: tuple[
-        bool, ...
-    ]  # layers without keys and values, by a head_count_kv of 0; empty where all have them
-    conv_width: int  # tokens that a short convolution sees, itself included; 0 for none
     tied_embeddings: bool  # the output matrix is token_embd
-    unread_keys: tuple[str, ...]  # keys of the architecture that nothing above stands for, sorted
+    # What only some families have
+    rope_attn_factor: float | None = None  # of cosines and sines; None lets the scaling type decide
+    yarn_beta_fast: float = 32.0
+    yarn_beta_slow: float = 1.0
+    yarn_log_multiplier: float = 0.0  # 0.0 for none
+    rope_finetuned: bool | None = (
+        None  # rope.scaling.finetuned, by which granite says whether it rotates; None for absent
+    )
+    sliding_layers: tuple[bool, ...] = ()  # layer by layer, where the file says so; else empty
+    attention_scale: float = 0.0  # of q k; 0.0 for 1 / sqrt(head_dim)
+    attention_temperature: float = 0.0  # by which queries grow with the logarithm of the position; 0.0 for none
+    embedding_scale: float = 0.0  # 0.0 for none, as the next two
+    residual_scale: float = 0.0
+    logit_scale: float = 0.0
+    n_expert_used: int = 0
+    expert_weights_scale: float = 0.0  # 0.0 for none
+    recurrent_layers: tuple[bool, ...] = ()  # those without keys and values (head_count_kv 0); empty: none
+    conv_width: int = 0  # tokens that a short convolution sees, itself included; 0 for none
+    unread_keys: tuple[str, ...] = ()  # keys of the architecture that nothing above stands for, sorted
 
     @classmethod
     def from_gguf(cls, file: GGUFFile) -> ModelConfig:

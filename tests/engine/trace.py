@@ -14,8 +14,8 @@ import numpy as np
 from edgeinfer.engine.lane import Lane
 from edgeinfer.engine.native import NativeEngine
 from edgeinfer.formats import by_name
-from edgeinfer.plan.packing import row_order
-from edgeinfer.plan.program import KV, File, Matrix, Norm, Operand, Rope, Step, Thread
+from edgeinfer.plan.packing import conv_page_bytes, row_order
+from edgeinfer.plan.program import KV, Bias, File, Matrix, Norm, Operand, Rope, Step, Thread
 from edgeinfer.plan.twin import expected, found
 from edgeinfer.plan.twin_memory import Array, Call, Outputs, Quantized
 from edgeinfer.runtime.layout import STATE_N, STATE_N_OUT, STEP_BYTES
@@ -117,13 +117,32 @@ class NativeMemory:
             which, rows = row_order(matrix)
             known = np.zeros((len(rows), matrix.cols), np.float32)
             for i, part in enumerate(matrix.parts):
-                known[which == i] = weights.float32(part.tensor)[rows[which == i]]
+                values = weights.float32(part.tensor).reshape(-1, matrix.cols)
+                known[which == i] = values[rows[which == i]]
             self._matrices[matrix] = known
         return known
 
     def vector(self, norm: Operand) -> Array:
         assert isinstance(norm, Norm)
-        return self.engine._weights.float32(norm.tensor)
+        values = self.engine._weights.float32(norm.tensor)
+        return values.T if norm.transposed else values
+
+    def bias(self, bias: Operand) -> Array:
+        assert isinstance(bias, Bias)
+        which, rows = row_order(bias.matrix)
+        values = np.zeros(len(rows), np.float32)
+        for i, part in enumerate(bias.matrix.parts):
+            if part.bias:
+                values[which == i] = self.engine._weights.float32(part.bias)[rows[which == i]]
+        return values
+
+    def ring(self, kv: Operand, slot: int, positions: Array, ring: int, cols: int) -> Array:
+        assert isinstance(kv, KV)
+        rows = []
+        for position in positions:
+            page = int(self.engine.kv.table[slot, kv.group, position // PAGE])
+            rows.append(at(self.address(kv) + page * conv_page_bytes(cols), np.float32, ring, cols)[position % ring])
+        return np.array(rows)
 
     def table(self, table: File, ids: Array) -> Array:
         info = self.engine._weights.tensor(table.tensor)
@@ -173,7 +192,9 @@ class Differences:
             have = got[name]
             label = f"{step.kernel} ({step.name}): {name}"
             assert have.shape == want.shape, label
-            if name == "q":
+            if name == "ids":
+                np.testing.assert_array_equal(have, want, label)
+            elif name == "q":
                 off = np.abs(have.astype(np.int64) - want.astype(np.int64))
                 assert off.max(initial=0) <= 1, label
                 self.values += off.size

@@ -50,7 +50,13 @@ class Problem:
         self.bound = STATED_ERROR * np.abs(self.x) @ np.abs(self.w.T)
 
     def run(
-        self, n: int, nth: int = 1, mode: str = "store", y: NDArray[np.float32] | None = None, private: bool = False
+        self,
+        n: int,
+        nth: int = 1,
+        mode: str = "store",
+        y: NDArray[np.float32] | None = None,
+        private: bool = False,
+        bias: NDArray[np.float32] | None = None,
     ) -> NDArray[np.float32]:
         """The rows (n, groups * 16 or half of it) that the kernel makes of the first n tokens."""
         joins = mode in ("silu", "gelu")
@@ -60,9 +66,10 @@ class Problem:
         if y is not None:
             out[:n, :width] = y
         target = Buffer.of(out)
+        added = Buffer.of(bias) if bias is not None else None
         fields: dict[str, Any] = {
             "cols": self.cols, "groups": self.groups, "y": target.address, "y_stride": stride, "mode": MODES[mode],
-            "rows": 0, "private": int(private), "tmp": TMP,
+            "rows": 0, "private": int(private), "tmp": TMP, "bias": added.address if added else 0,
         }  # fmt: skip
         if self.floats:
             source = Buffer.of(np.concatenate([self.h[:n], np.full((8, self.cols), 9, np.float32)]))
@@ -143,6 +150,32 @@ def test_adding_and_joining(isa: str, name: str) -> None:
             for nth in (1, 3):
                 rows = problem.run(n, nth, mode, None if there is None else there[:n])
                 np.testing.assert_array_equal(rows, whole[:n], mode)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", ["Q4_0", "Q8_0", "Q6_K", "F32"])
+def test_biases(isa: str, name: str) -> None:
+    """Added to each row before anything else is done with it, for any number of tokens."""
+    problem = Problem(kernels_of(isa), by_name(name), 256, rows=96, n=40)
+    bias = np.random.default_rng(2).standard_normal(96).astype(np.float32)
+    y = np.random.default_rng(1).standard_normal((40, 96)).astype(np.float32)
+    biased = problem.product + bias
+    pairs, bounds = biased.reshape(40, 3, 2, 16), problem.bound.reshape(40, 3, 2, 16)
+    gate, up = pairs[:, :, 0].reshape(40, 48), pairs[:, :, 1].reshape(40, 48)
+    slack = (bounds[:, :, 0] * np.abs(pairs[:, :, 1]) + bounds[:, :, 1] * np.abs(pairs[:, :, 0])).reshape(40, 48)
+    joined = act("silu", gate) * up
+    wanted = {
+        "store": (biased, problem.bound + 1e-6),
+        "add": (y + biased, problem.bound + 2e-6),
+        "silu": (joined, 2 * slack + 2e-6 * np.abs(joined) + 1e-5),
+    }
+    for mode, (want, allowed) in wanted.items():
+        there = y if mode == "add" else None
+        whole = problem.run(40, mode=mode, y=there, bias=bias)
+        assert (np.abs(whole - want) <= allowed).all(), mode
+        for n in (1, 2, 4, 17):
+            rows = problem.run(n, 3, mode, None if there is None else there[:n], bias=bias)
+            np.testing.assert_array_equal(rows, whole[:n], mode)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -18,7 +18,8 @@ EPS = 1e-5
 
 def normed(
     isa: str, x: NDArray[np.float32], *, weight: NDArray[np.float32] | None = None, nth: int = 1,
-    out_rows: list[int] | None = None, add: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
+    out_rows: list[int] | None = None, add: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None, scale: float = 1.0,
+    gate: NDArray[np.float32] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """q, scales, h (and x_out) that the kernel makes of rows."""
     n = len(x)
@@ -26,10 +27,12 @@ def normed(
     w = Buffer.of(weight) if weight is not None else None
     acts = Buffer(TILE * (n // 8 + 1))
     other, other_weight = (Buffer.of(a) for a in add) if add else (None, None)
+    gates = Buffer.of(gate) if gate is not None else None
     fields: dict[str, float] = {
         "x": source.address, "x_stride": COLS * 4, "weight": w.address if w else 0, "cols": COLS, "eps": EPS,
         "acts": acts.address, "tile_bytes": TILE, "out": out.address, "out_stride": COLS * 4, "rows": int(out_rows is not None),
         "private": 0, "tmp": 4096, "add": other.address if other else 0, "add_stride": COLS * 4,
+        "scale": scale, "gate": gates.address if gates else 0, "gate_stride": 4,
         "add_weight": other_weight.address if other_weight else 0, "x_out": x_out.address if add else 0,
     }  # fmt: skip
     rows = Buffer.of(np.array(out_rows or [0], np.int64))
@@ -50,6 +53,23 @@ def rms(x: NDArray[Any], weight: NDArray[Any]) -> NDArray[np.float64]:
     wide = x.astype(np.float64)
     result: NDArray[np.float64] = wide / np.sqrt((wide**2).mean(1, keepdims=True) + EPS) * weight
     return result
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_factors_of_the_normalized_row(isa: str) -> None:
+    """A constant, and the sigmoid of a number of the row's own; with and without a norm before them."""
+    rng = np.random.default_rng(8)
+    x = rng.standard_normal((19, COLS)).astype(np.float32)
+    weight, gate = rng.standard_normal(COLS).astype(np.float32), (4 * rng.standard_normal(19)).astype(np.float32)
+    sigmoid = 1 / (1 + np.exp(-gate.astype(np.float64)))
+    for w, h in ((weight, rms(x, weight)), (None, x.astype(np.float64))):
+        for given, factor in (({"scale": 0.22}, 0.22), ({"scale": 3.0, "gate": gate}, 3 * sigmoid[:, None])):
+            got = normed(isa, x, weight=w, nth=2, **given)
+            np.testing.assert_allclose(got["h"], h * factor, rtol=2e-6, atol=1e-7)
+            dequantized = got["q"] * np.repeat(got["scales"], 32, axis=1)
+            np.testing.assert_allclose(dequantized, h * factor, atol=float(got["scales"].max()))
+    picked = normed(isa, x, gate=gate, out_rows=[3, 18])
+    np.testing.assert_allclose(picked["h"], (x * sigmoid[:, None])[[3, 18]], rtol=2e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("isa", ISAS)

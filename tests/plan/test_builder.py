@@ -114,8 +114,11 @@ def test_packed_matrices_name_every_weight_once(tmp_path: Path) -> None:
     [
         ({"n_embd": 48, "n_head": 3, "n_head_kv": 3}, ["48", "multiple of 32"]),
         ({"n_embd": 96, "n_head": 4, "n_head_kv": 2}, ["head size of 24", "multiple of 16"]),
-        ({"metadata": {".rope.scaling.type": "yarn", ".rope.scaling.factor": ("float32", 4.0)}}, ["rope scaling", "yarn"]),
-        ({"metadata": {".expert_count": ("uint32", 4)}}, ["4 experts"]),
+        ({"metadata": {".rope.scaling.type": "longrope"}}, ["llama.rope.scaling.type", "rope_factors_short.weight"]),
+        (
+            {"metadata": {".expert_count": ("uint32", 4), ".expert_used_count": ("uint32", 2)}},
+            ["llama.expert_count", "4 experts"],
+        ),
     ],
 )  # fmt: skip
 def test_what_the_engine_cannot_compute_is_refused(tmp_path: Path, more: dict[str, object], words: list[str]) -> None:
@@ -128,5 +131,5 @@ def test_what_the_engine_cannot_compute_is_refused(tmp_path: Path, more: dict[st
 
 def test_a_weight_of_an_unknown_family_is_refused(tmp_path: Path) -> None:
     path = build_tiny(tmp_path / "m.gguf", "mamba")
-    with pytest.raises(UnsupportedModelError, match=r"'mamba'; it runs: gemma3, llama"):
+    with pytest.raises(UnsupportedModelError, match=r"'mamba'; it runs: gemma2, gemma3, granite, lfm2, llama, "):
         programs(path)
