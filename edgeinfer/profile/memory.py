@@ -44,7 +44,7 @@ def windows_of(config: ModelConfig) -> list[tuple[int, int, int]]:
     family = ARCHS.get(config.arch)
     if family is None:
         return [(config.n_layer, 0, 0)]
-    return [(g.n_layer, g.window, getattr(g, "state_bytes", 0)) for g in family.groups(config)]
+    return [(g.n_layer, g.window, g.state_bytes) for g in family.groups(config)]
 
 
 def plan_memory(

@@ -114,7 +114,7 @@ def test_quantized_logits_of_llama_cpp(folder: Path, name: str, kind: str, llama
 # ---- our own promises -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["F32", "Q4_0"])
+@pytest.mark.parametrize("kind", [pytest.param("F32", marks=pytest.mark.slow), "Q4_0"])
 @pytest.mark.parametrize("name", NAMES)
 def test_threads_and_cuts(folder: Path, name: str, kind: str) -> None:
     path = unpack(name, folder)
@@ -150,7 +150,7 @@ def test_company_and_rewinds(folder: Path, name: str) -> None:
             same(run(engine, ids[reached:], [17], a), want[reached:])
 
 
-@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+@pytest.mark.parametrize("kind", [pytest.param("F32", marks=pytest.mark.slow), "Q8_0"])
 @pytest.mark.parametrize("name", NAMES)
 def test_steps_agree(folder: Path, name: str, kind: str) -> None:
     path = unpack(name, folder)
