@@ -45,6 +45,7 @@ def build_tiny(
     tied: bool | None = None,
     duplicate_output: bool = False,
     n_rows: int | None = None,
+    n_expert: int = 0,
     tokenizer: str | None = None,
     pre: str = "smollm",
     template: str | None = "",
@@ -97,6 +98,8 @@ def build_tiny(
             keys[".attention.sliding_window_pattern"] = ("uint32", sliding_window_pattern)
     else:
         keys[".rope.dimension_count"] = ("uint32", key_length)
+    if n_expert:
+        keys[".expert_count"], keys[".expert_used_count"] = ("uint32", n_expert), ("uint32", min(2, n_expert))
     if template is not None:
         keys["tokenizer.chat_template"] = template or CHATML
     keys.update(metadata or {})
@@ -115,6 +118,13 @@ def build_tiny(
         shapes[f"blk.{i}.ffn_gate.weight"] = (n_ff, n_embd)
         shapes[f"blk.{i}.ffn_up.weight"] = (n_ff, n_embd)
         shapes[f"blk.{i}.ffn_down.weight"] = (n_embd, n_ff)
+        if n_expert:
+            for part in ("gate", "up", "down"):
+                rows, cols = shapes.pop(f"blk.{i}.ffn_{part}.weight")
+                shapes[f"blk.{i}.ffn_{part}_exps.weight"] = (n_expert, rows, cols)
+            shapes[f"blk.{i}.ffn_gate_inp.weight"] = (n_expert, n_embd)
+        if arch == "qwen3moe":
+            shapes[f"blk.{i}.attn_q_norm.weight"] = shapes[f"blk.{i}.attn_k_norm.weight"] = (key_length,)
         if arch == "gemma3":
             shapes[f"blk.{i}.attn_q_norm.weight"] = shapes[f"blk.{i}.attn_k_norm.weight"] = (key_length,)
             shapes[f"blk.{i}.post_attention_norm.weight"] = shapes[f"blk.{i}.post_ffw_norm.weight"] = (n_embd,)
@@ -127,7 +137,7 @@ def build_tiny(
     for name, shape in shapes.items():
         stem = name.split(".")[-2]
         chosen = types.get(name) or types.get(stem) or types["default"]
-        fmt = by_name("F32" if len(shape) == 1 else chosen)
+        fmt = by_name("F32" if len(shape) == 1 or stem == "ffn_gate_inp" else chosen)
         # each tensor has its own stream, so that dropping or retyping one leaves the others as they are
         rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
         if replace_tensors and name in replace_tensors:

@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 from edgeinfer.arch import ARCHS
 from edgeinfer.evaluate.divergence import compare_rows
 from edgeinfer.evaluate.exact import log_softmax
+from edgeinfer.formats import FORMATS
 from edgeinfer.model.gguf import GGUFFile
 from tests.arch.families import NAMES, copied, reference, unpack
 from tests.engine.open import forward, ids_of, joined, open_engine, run
 from tests.engine.trace import traced
+from tests.tiny import build_tiny
 
 same = np.testing.assert_array_equal
 FLOAT_KL, QUANT_KL = 5e-5, 1e-2
@@ -148,6 +150,22 @@ def test_company_and_rewinds(folder: Path, name: str) -> None:
             reached = engine.kv.rewind(a, back)
             assert reached == back or engine.kv.n_past(a) == reached < back
             same(run(engine, ids[reached:], [17], a), want[reached:])
+
+
+@pytest.mark.parametrize("kind", [fmt.name for fmt in FORMATS.values() if fmt.native])
+def test_experts_of_every_type(tmp_path: Path, kind: str) -> None:
+    """Each step against its twin, and the same logits whoever shares the forward."""
+    path = build_tiny(tmp_path / "m.gguf", "qwen3moe", {"default": kind}, n_layer=1, n_expert=5)
+    ids = ids_of(40)
+    with open_engine(path, n_threads=2) as engine:
+        whole = run(engine, ids)
+        with traced(engine) as differences:
+            seq = engine.kv.open()
+            for n in (1, 3, 17):
+                forward(engine, seq, ids_of(n, seed=n), "decode" if n == 1 else "prefill")
+    assert differences.steps["experts_down"] == 3
+    with open_engine(path, n_threads=3) as engine:
+        same(run(engine, ids, [1, 2, 13]), whole)
 
 
 @pytest.mark.parametrize("kind", [pytest.param("F32", marks=pytest.mark.slow), "Q8_0"])

@@ -14,6 +14,7 @@ from edgeinfer.engine.types import Batch, ForwardStopped
 from edgeinfer.errors import SettingError
 from tests.arch.families import copied, reference, unpack
 from tests.engine.open import forward, ids_of, open_engine, run
+from tests.schedule.test_prefix_engine import PROMPT, last_row, opened
 
 same = np.testing.assert_array_equal
 KEEP = 14  # 16 slots, of which the two before a position are its state
@@ -141,3 +142,25 @@ def test_a_group_of_state_has_pages_of_its_own_size() -> None:
     page = kv.hold(seq, 0, 1)[0]
     assert len(kv.export(page)) == 2 * 1024 + 3 * 256
     kv.drop([page])
+
+
+def test_the_prefix_cache_in_memory_and_on_disk(path: Path, tmp_path: Path) -> None:
+    """Whole pages of a prompt are taken over; a page that is the prompt's only in part gives its beginning, not its middle."""
+    other = [*PROMPT[:300], 5, *PROMPT[301:]]
+    with opened(path, tmp_path / "cold") as (engine, cache):
+        n, cold = last_row(engine, cache, PROMPT)
+        assert n == 0
+    with opened(path, tmp_path / "warm") as (engine, cache):
+        n, cold_other = last_row(engine, cache, other)
+        assert not np.array_equal(cold, cold_other)
+        n, row = last_row(engine, cache, PROMPT, partial=True)
+        assert n == 256
+        same(row, cold)
+        n, row = last_row(engine, cache, PROMPT)
+        assert n == 384
+        same(row, cold)
+        cache.pin(PROMPT[:400])
+    with opened(path, tmp_path / "warm") as (engine, cache):
+        n, row = last_row(engine, cache, PROMPT)
+        assert n == 384  # from the disk
+        same(row, cold)
