@@ -22,6 +22,7 @@ SPECIAL_IDS = ("bos", "eos", "eot", "eom", "unknown")  # those that decide what 
 HARMLESS = (
     "vocab_size", "tensor_data_layout", "expert_feed_forward_length", "expert_shared_feed_forward_length", "pooling_type",
     "features_length", "attention.layer_norm_epsilon",
+    "use_parallel_residual",  # true in the first Qwen 1.5 files, whose layers have none; llama.cpp does not read it there
 )  # fmt: skip
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 

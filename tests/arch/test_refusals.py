@@ -96,3 +96,4 @@ def test_harmless_keys_are_fine(tmp_path: Path) -> None:
         "llama.rope.scaling.finetuned": True,
     }
     check(copied(unpack("llama3", tmp_path), tmp_path / "m.gguf", keys=keys))
+    check(copied(unpack("qwen2", tmp_path), tmp_path / "q.gguf", keys={"qwen2.use_parallel_residual": True}))
