@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from ..errors import UnsupportedModelError
 from ..model.config import ModelConfig
 from .fields import MODES
-from .packing import kv_page_bytes
 from .program import Bias, Buffer, Matrix, Norm, Operand, Packed, Part, Program, Scratch, Step, Thread
 
 __all__ = ["FLOATS", "Activations", "Draft", "Row", "TensorFacts", "rounded", "tile_bytes"]
@@ -96,10 +95,6 @@ class Draft:
     def program(self) -> Program:
         """What has been described, complete."""
         return Program(self.phase, tuple(self._steps), dict(self._buffers), dict(self._thread), self._partial)
-
-    def page_bytes(self) -> int:
-        """Bytes of one layer's KV page."""
-        return kv_page_bytes(self._kv_type, self.config.n_head_kv, self.config.head_dim)
 
     # ---- steps and buffers ------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import numpy as np
 from edgeinfer.engine.lane import Lane
 from edgeinfer.engine.native import NativeEngine
 from edgeinfer.formats import by_name
-from edgeinfer.plan.packing import conv_page_bytes, row_order
+from edgeinfer.plan.packing import row_order
 from edgeinfer.plan.program import KV, Bias, File, Matrix, Norm, Operand, Rope, Step, Thread
 from edgeinfer.plan.twin import expected, found
 from edgeinfer.plan.twin_memory import Array, Call, Outputs, Quantized
@@ -138,10 +138,10 @@ class NativeMemory:
 
     def ring(self, kv: Operand, slot: int, positions: Array, ring: int, cols: int) -> Array:
         assert isinstance(kv, KV)
-        rows = []
+        rows, stride = [], self.engine.kv.page_stride(kv.group)
         for position in positions:
             page = int(self.engine.kv.table[slot, kv.group, position // PAGE])
-            rows.append(at(self.address(kv) + page * conv_page_bytes(cols), np.float32, ring, cols)[position % ring])
+            rows.append(at(self.address(kv) + page * stride, np.float32, ring, cols)[position % ring])
         return np.array(rows)
 
     def table(self, table: File, ids: Array) -> Array:
