@@ -21,6 +21,7 @@ from .engine.types import Engine
 from .errors import EngineError, SettingError, TemplateError
 from .generate.params import SamplingParams, merged
 from .generate.reasoning import Splitter, choose_reasoning
+from .generate.tools import SamplerTools
 from .model.messages import check_messages
 from .profile.threads import ThreadChoice
 from .schedule.admission import level_of
@@ -83,6 +84,7 @@ class LLM:
         self.scheduler = Scheduler(engine, schedule, prefix=prefix)
         self._answers: weakref.WeakSet[Generation | AsyncGeneration] = weakref.WeakSet()
         self._lock = threading.Lock()
+        self._tools = SamplerTools(tokenizer)
         self._seeds = np.random.default_rng(seed)
         self._summary = Summary(self._ask_briefly, engine.n_ctx)
         self._heads: set[int] = set()  # hashes of the system texts that the prefix cache was told of
@@ -118,11 +120,13 @@ class LLM:
 
         A string is encoded as the file asks (begin token, control tokens are read as such); a list of token ids is
         taken as it is. `sampling` are fields of SamplingParams (max_tokens, temperature, top_k, top_p, min_p, stop,
-        seed, ...); the default temperature is 0.8 and without max_tokens the answer runs to its end or the context's.
+        seed, json_schema, ...); the default temperature is 0.8 and without max_tokens the answer runs to its end or the
+        context's. With json_schema, regex or grammar the answer is what they allow (a finish reason "length" says that
+        it was cut before its end).
         priority is "voice", "interactive" or "background"; overflow "error" or "shift" (default: as loaded).
 
-        Raises SettingError, ContextOverflowError and BusyError at once; NumericError and EngineError while chunks are
-        read.
+        Raises SettingError, MissingExtraError, ContextOverflowError and BusyError at once; NumericError and EngineError
+        while chunks are read.
         """
         return self._complete(Generation, prompt, params, sampling, priority, overflow)
 
@@ -258,7 +262,7 @@ class LLM:
         engine = self._engine
         stream = Stream(
             prompt, params, Run(accepted), self.tokenizer, n_vocab=engine.n_vocab, n_ctx=engine.n_ctx, level=level,
-            fitted=fitted, splitter=splitter,
+            fitted=fitted, splitter=splitter, tools=self._tools,
         )  # fmt: skip
         self.scheduler.submit(stream)
         answer = kind(

@@ -124,5 +124,5 @@ class Dry:
                 if len(tail) < n - place and tuple(seen[place + 1 : place + 1 + len(tail)].tolist()) == tail
             ]
             if whole:
-                return n - 1 - place - max(whole)
+                return int(n - 1 - place - max(whole))
         return n

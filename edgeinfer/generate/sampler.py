@@ -252,7 +252,8 @@ class Sampler:
         counts = np.array([self._counts.get(token, 0) for token in ids.tolist()], np.float64)
         repeated = np.where(values <= 0.0, values * params.repeat_penalty, values / params.repeat_penalty)
         repeated -= counts * params.frequency_penalty + params.presence_penalty
-        return np.where(counts > 0, repeated, values)
+        changed: NDArray[np.float64] = np.where(counts > 0, repeated, values)
+        return changed
 
     def _changed(self, logits: Logits, i: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The ids that are changed before the first filter, ascending, and their new logits."""

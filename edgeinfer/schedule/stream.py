@@ -20,6 +20,7 @@ from ..generate.params import SamplingParams
 from ..generate.reasoning import Splitter
 from ..generate.sampler import Sampler
 from ..generate.stop import StopStrings
+from ..generate.tools import SamplerTools
 from .overflow import Fitted
 from .prompt import check_prompt
 from .run import Outbox, Run
@@ -70,10 +71,12 @@ class Stream:
         level: int = 1,
         fitted: Fitted | None = None,
         splitter: Splitter | None = None,
+        tools: SamplerTools | None = None,
     ) -> None:
         """`fitted` says how far the answer goes, and how it goes on when the context is full; else it ends there.
 
-        `splitter` tells thinking from the answer; stop strings are looked for in the answer only.
+        `splitter` tells thinking from the answer; stop strings are looked for in the answer only. `tools` are what
+        samplers and grammars need of the vocabulary.
         """
         check_prompt(prompt, n_vocab, n_ctx)
         self.tokens = [int(token) for token in prompt]  # prompt and answer so far, all of which the sequence is to hold
@@ -92,6 +95,8 @@ class Stream:
             n_tokens=vocabulary.n_vocab,
             banned=[token for token in end_ids if token < n_vocab] if params.ignore_eos else (),
             history=self.tokens,
+            breakers=None if tools is None else tools.breakers(params),
+            grammar=None if tools is None else tools.grammar(params),
         )
         self._text = vocabulary.stream(after=self.tokens[-1])
         self._stops = StopStrings(params.stop)
@@ -169,14 +174,15 @@ class Stream:
         self.tokens.append(token)
         self.answer.append(token)
         shown = self._read(token, self._text.push(token))
-        full = len(self.answer) >= self.n_most or (len(self.tokens) >= self.n_ctx and not self._go_on())
+        whole = self._sampler.complete
+        full = whole or len(self.answer) >= self.n_most or (len(self.tokens) >= self.n_ctx and not self._go_on())
         if stops.matched is None and full:
             shown += self._rest()  # half a character is shown as such, and may end a stop string
         if stops.matched is not None:
             run.stopped_by = stops.matched
             return self._last(shown, token, "stop")
         if full:
-            return self._last(shown + stops.flush(), token, "length")
+            return self._last(shown + stops.flush(), token, "stop" if whole else "length")
         chunk = self._chunk(shown, token)
         if chunk.text and run.shown is None:
             run.shown = run.clock()

@@ -1,0 +1,201 @@
+"""What a JSON schema, a regular expression or a grammar allows next, through llguidance (the extra `grammar`).
+
+The vocabulary is handed to llguidance once per model; a matcher per answer then says in microseconds which of all tokens
+may follow, as a bit for each. End tokens are allowed only where the answer may end.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import MissingExtraError, SettingError
+from .gbnf import is_gbnf
+from .lexemes import lark_of_gbnf
+from .params import SamplingParams
+
+__all__ = ["Grammar", "GrammarVocabulary", "TokenTable"]
+
+# white space in JSON: nothing, a space, or a new line and some indent. More would let a small model go on for ever.
+_JSON = {"whitespace_pattern": r"( |\n[ \t]{0,20})"}
+_MOST_TRIES = 300  # subschemas that are compiled to find the one with the mistake
+
+
+class TokenTable(Protocol):
+    """What is needed of a tokenizer."""
+
+    @property
+    def n_vocab(self) -> int:
+        """How many ids are tokens."""
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """The ids that end an answer."""
+
+    @property
+    def bos_id(self) -> int | None:
+        """The id that begins a text."""
+
+    def piece(self, token_id: int, special: bool = False) -> bytes:
+        """The bytes that a token adds to a text; of a control token none unless `special`."""
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """The ids of a text."""
+
+
+def _llguidance() -> Any:
+    try:
+        import llguidance
+    except ImportError as error:
+        raise MissingExtraError(
+            'json_schema, regex and grammar need the package llguidance: pip install "edgeinfer[grammar]"'
+        ) from error
+    return llguidance
+
+
+class GrammarVocabulary:
+    """A vocabulary as llguidance takes it; makes a `Grammar` for each answer. Safe to use from several threads."""
+
+    def __init__(self, table: TokenTable, pieces: Sequence[bytes]) -> None:
+        """`pieces` are the bytes of every token, control tokens as they are written. Raises MissingExtraError."""
+        self._library = _llguidance()
+        self.n_tokens = len(pieces)
+        ends = sorted(token for token in table.end_ids if token < self.n_tokens)
+        if not ends:
+            raise SettingError(
+                "this model has no end token, so an answer cannot end where a grammar does; leave json_schema, regex "
+                "and grammar out"
+            )
+
+        class Described:
+            """The attributes that llguidance looks for."""
+
+            eos_token_id = ends[0]
+            bos_token_id = table.bos_id
+            tokens = list(pieces)
+            special_token_ids = [token for token, piece in enumerate(pieces) if piece and not table.piece(token)]
+
+            def __call__(self, text: bytes | str) -> list[int]:
+                text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+                return table.encode(text, special=False)
+
+        wrapper = self._library.TokenizerWrapper(Described())
+        self._tokenizer = self._library.LLTokenizer(wrapper, n_vocab=self.n_tokens, eos_token=ends)
+
+    def grammar(self, params: SamplingParams) -> Grammar:
+        """A new matcher for one answer. Raises SettingError that says what is wrong and where."""
+        matcher = self._library.LLMatcher
+        if params.json_schema is not None:
+            source, name = self._schema(json.loads(params.json_schema)), "json_schema"
+        elif params.regex is not None:
+            source, name = matcher.grammar_from_regex(params.regex), "regex"
+        else:
+            text, name = str(params.grammar), "grammar"
+            source = matcher.grammar_from_lark(lark_of_gbnf(text) if is_gbnf(text) else text)
+        # quiet: what is wrong is raised, and a warning on stderr would stand in the middle of an answer
+        found = matcher(self._tokenizer, source, log_level=0)
+        if found.is_error():
+            raise SettingError(self._complaint(name, found.get_error(), params))
+        return Grammar(found, self.n_tokens, name)
+
+    def _schema(self, schema: Any) -> str:
+        return str(self._library.LLMatcher.grammar_from_json_schema(schema, defaults=_JSON))
+
+    def _complaint(self, name: str, error: str, params: SamplingParams) -> str:
+        if name == "json_schema":
+            schema = json.loads(str(params.json_schema))
+            return f"json_schema cannot be used: at {self._place(schema, error)}: {_last_line(error)}"
+        caret = re.search(r"regex parse error:\n {4}(.*)\n( {4} *)\^+\nerror: (.*)", error)
+        if name == "regex":
+            if caret:
+                return f"regex {params.regex!r} cannot be used: character {len(caret[2]) - 3}: {caret[3]}"
+            return f"regex {params.regex!r} cannot be used: {_last_line(error)}"
+        place = re.match(r"(?:at )?(\d+)\((\d+)\): (.*)", error)
+        if place and not is_gbnf(str(params.grammar)):
+            reason = f"{caret[3]} in a regex" if caret else place[3]
+            return f"grammar cannot be used: line {place[1]}, column {place[2]}: {reason}"
+        return f"grammar cannot be used: {_last_line(error)}"
+
+    def _place(self, schema: Any, error: str) -> str:
+        """The innermost part of a schema that gives the error, as a JSON pointer."""
+        found, tries = "#", 0
+        if not isinstance(schema, dict):
+            return found
+        shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        here = schema
+        while True:
+            for path, part in _parts(here):
+                tries += 1
+                if tries > _MOST_TRIES:
+                    return found
+                if self._library.LLMatcher.validate_grammar(self._schema({**shared, **part})) == error:
+                    found, here = found + path, part
+                    break
+            else:
+                return found
+
+
+class Grammar:
+    """Where one answer stands in what is allowed."""
+
+    def __init__(self, matcher: Any, n_tokens: int, name: str) -> None:
+        self._matcher, self._name = matcher, name
+        self._words = np.zeros((n_tokens + 31) // 32, np.int32)  # a bit a token, 1 for those that may be next
+        self._complete = bool(matcher.is_stopped())
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer so far is whole and nothing can follow."""
+        return self._complete
+
+    def allows(self, token: int) -> bool:
+        """Whether the token may be next."""
+        return bool(self._matcher.validate_tokens([token]) == 1)
+
+    def mask(self, row: NDArray[np.float32]) -> None:
+        """Set the logits (n_tokens,) of all tokens that may not be next to -inf."""
+        words = self._words
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        self._check()
+        np.invert(words, out=words)
+        banned = np.unpackbits(words.view(np.uint8), count=len(row), bitorder="little").view(np.bool_)
+        np.copyto(row, -np.inf, where=banned)
+
+    def accept(self, token: int) -> None:
+        """Take note of the next token. Raises SettingError for one that is not allowed."""
+        self._matcher.consume_token(token)
+        self._check()
+        self._complete = bool(self._matcher.is_stopped())
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise SettingError(f"{self._name} stopped the answer: {_last_line(self._matcher.get_error())}")
+
+
+def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The schemas that a schema is made of, each with its place."""
+    for key in ("properties", "patternProperties", "$defs", "definitions"):
+        table = schema.get(key)
+        for name, part in table.items() if isinstance(table, dict) else ():
+            if isinstance(part, dict):
+                yield f"/{key}/{name}", part
+    for key in ("items", "additionalProperties", "additionalItems"):
+        if isinstance(schema.get(key), dict):
+            yield f"/{key}", schema[key]
+    for key in ("anyOf", "oneOf", "allOf", "prefixItems"):
+        table = schema.get(key)
+        for i, part in enumerate(table if isinstance(table, list) else ()):
+            if isinstance(part, dict):
+                yield f"/{key}/{i}", part
+
+
+def _last_line(error: str) -> str:
+    """The sentence of an error that may be drawn over several lines."""
+    lines = [line for line in error.splitlines() if line.strip(" ^|")]
+    reasons = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return " ".join((reasons or lines or ["no reason given"])[-1 if reasons else 0].split())

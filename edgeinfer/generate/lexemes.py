@@ -1,0 +1,415 @@
+"""A GBNF grammar cut into pieces that can be read greedily, and written as Lark. Works on the tree that `gbnf.parse` gives.
+
+A lexeme is a piece without recursion; the reader goes on with it as long as any lexeme that may stand there goes on. That
+is another language than GBNF's when some lexeme X may be over, and something that begins with the character c may follow
+it, while a lexeme Y that may stand in the same place goes on with c, too. For every such pair X (or Y, when X is a single
+character) is taken apart one level. In the end no pair is left, at the worst because all lexemes are single characters.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from .gbnf import Choice, Class, Node, Repeat, Rule, Sequence, Token, parse, write_class, write_text
+
+__all__ = ["lark_of_gbnf"]
+
+_UNROLLED = 3  # a bounded repetition is looked at as one without end if it is longer: more conflicts at the worst
+_MOST_PAIRS = 20_000  # of places looked at for one pair of lexemes before it counts as a conflict
+_MOST_PLACES = 4_000  # characters of one lexeme; a longer one is taken apart
+
+
+@dataclass(eq=False)
+class _Lexeme:
+    """A piece of the grammar at one place, without recursion."""
+
+    node: Node
+
+
+@dataclass
+class _Shape:
+    """A lexeme as an automaton: a place for each of its characters (Glushkov)."""
+
+    masks: list[int]  # of each place: its characters, as a set of bits
+    first: set[int]
+    last: set[int]
+    follow: list[set[int]]
+    empty: bool  # nothing at all matches
+
+
+def lark_of_gbnf(text: str) -> str:
+    """The Lark grammar of a GBNF one. Raises SettingError with line and column."""
+    return _Cutter(parse(text)).lark()
+
+
+class _Cutter:
+    """The rules, of which those that are recursive (or name tokens) hold lexemes."""
+
+    def __init__(self, rules: dict[str, Node]) -> None:
+        self.rules = rules
+        self.regular = _regular(rules)
+        edges = sorted({e for node in rules.values() for low, high in _ranges(node) for e in (low, high + 1)})
+        self.edges = {edge: i for i, edge in enumerate(edges)}
+        self.shapes: dict[Node, _Shape | None] = {}
+        self.trees: dict[str, object] = {}
+        root = "root"
+        todo = [root]
+        while todo:
+            name = todo.pop()
+            if name not in self.trees:
+                self.trees[name] = self.cut(rules[name])
+                todo += _names(self.trees[name])
+
+    # -- cutting ------------------------------------------------------------------------------------------------------
+
+    def is_regular(self, node: Node) -> bool:
+        if isinstance(node, Rule):
+            return node.name in self.regular
+        if isinstance(node, (Sequence, Choice)):
+            return all(map(self.is_regular, node.parts))
+        if isinstance(node, Repeat):
+            return self.is_regular(node.part)
+        return isinstance(node, Class)
+
+    def cut(self, node: Node) -> object:
+        """A tree of ("seq" | "alt", parts), ("rep", part, least, most), lexemes, rules and tokens."""
+        if self.is_regular(node):
+            return _Lexeme(node)
+        if isinstance(node, Sequence):
+            parts: list[object] = []
+            run: list[Node] = []
+            for part in node.parts:
+                if self.is_regular(part):
+                    run.append(part)
+                    continue
+                parts += [_Lexeme(_joined(run))] if run else []
+                parts.append(self.cut(part))
+                run = []
+            parts += [_Lexeme(_joined(run))] if run else []
+            return ("seq", parts)
+        if isinstance(node, Choice):
+            return ("alt", [self.cut(part) for part in node.parts])
+        if isinstance(node, Repeat):
+            return ("rep", self.cut(node.part), node.least, node.most)
+        return node
+
+    def apart(self, node: Node) -> object:
+        """A lexeme's node one level further down."""
+        if isinstance(node, Rule):
+            return self.apart(self.rules[node.name])
+        if isinstance(node, Sequence):
+            return ("seq", [_Lexeme(part) for part in node.parts])
+        if isinstance(node, Choice):
+            return ("alt", [_Lexeme(part) for part in node.parts])
+        assert isinstance(node, Repeat)
+        return ("rep", _Lexeme(node.part), node.least, node.most)
+
+    def single(self, node: Node) -> bool:
+        """Whether a node is no more than one character."""
+        if isinstance(node, Rule):
+            return self.single(self.rules[node.name])
+        return isinstance(node, Class) or (isinstance(node, Sequence) and not node.parts)
+
+    # -- automata -----------------------------------------------------------------------------------------------------
+
+    def mask(self, node: Class) -> int:
+        """A class as bits, one for each stretch of characters that no class of the grammar tells apart."""
+        bits = 0
+        for low, high in node.ranges:
+            bits |= (1 << self.edges[high + 1]) - (1 << self.edges[low])
+        return bits
+
+    def shape(self, node: Node) -> _Shape | None:
+        """The automaton of a lexeme; None when it is too large."""
+        if node not in self.shapes:
+            shape = _Shape([], set(), set(), [], False)
+            try:
+                shape.first, shape.last, shape.empty = self._grow(shape, node)
+                self.shapes[node] = shape
+            except OverflowError:
+                self.shapes[node] = None
+        return self.shapes[node]
+
+    def _grow(self, shape: _Shape, node: Node) -> tuple[set[int], set[int], bool]:
+        if isinstance(node, Class):
+            if len(shape.masks) >= _MOST_PLACES:
+                raise OverflowError
+            shape.masks.append(self.mask(node))
+            shape.follow.append(set())
+            place = len(shape.masks) - 1
+            return {place}, {place}, False
+        if isinstance(node, Rule):
+            return self._grow(shape, self.rules[node.name])
+        if isinstance(node, Choice):
+            found = [self._grow(shape, part) for part in node.parts]
+            firsts, lasts, empties = zip(*found, strict=True)
+            return set().union(*firsts), set().union(*lasts), any(empties)
+        if isinstance(node, Sequence):
+            return self._chain(shape, list(node.parts))
+        assert isinstance(node, Repeat)
+        endless = node.most is None or node.most - node.least > _UNROLLED
+        least = min(node.least, _UNROLLED)
+        more = 0 if node.most is None or endless else node.most - node.least
+        if least < node.least:
+            endless = True
+        parts: list[Node] = [node.part] * least + [Choice((node.part, Sequence(())))] * more
+        if endless and not parts:
+            first, last, _ = self._loop(shape, self._grow(shape, node.part))
+            return first, last, True
+        if endless:
+            first, last, empty = self._chain(shape, parts[:-1])
+            again = self._loop(shape, self._grow(shape, node.part))
+            return self._link(shape, (first, last, empty), again)
+        return self._chain(shape, parts)
+
+    def _loop(self, shape: _Shape, part: tuple[set[int], set[int], bool]) -> tuple[set[int], set[int], bool]:
+        for place in part[1]:
+            shape.follow[place] |= part[0]
+        return part
+
+    def _chain(self, shape: _Shape, parts: list[Node]) -> tuple[set[int], set[int], bool]:
+        so_far: tuple[set[int], set[int], bool] = (set(), set(), True)
+        for part in parts:
+            so_far = self._link(shape, so_far, self._grow(shape, part))
+        return so_far
+
+    def _link(
+        self, shape: _Shape, a: tuple[set[int], set[int], bool], b: tuple[set[int], set[int], bool]
+    ) -> tuple[set[int], set[int], bool]:
+        for place in a[1]:
+            shape.follow[place] |= b[0]
+        return a[0] | b[0] if a[2] else a[0], a[1] | b[1] if b[2] else b[1], a[2] and b[2]
+
+    # -- conflicts ----------------------------------------------------------------------------------------------------
+
+    def conflict(self) -> _Lexeme | None:
+        """A lexeme that has to be taken apart; None when the rest can be read greedily."""
+        start, after = _Order(self).tables()
+        together: set[tuple[int, int]] = set()
+        todo = deque[tuple[_Lexeme, _Lexeme]]()
+
+        def meet(some: set[_Lexeme]) -> None:
+            for x in some:
+                for y in some:
+                    if (id(x), id(y)) not in together:
+                        together.add((id(x), id(y)))
+                        todo.append((x, y))
+
+        meet(start)
+        while todo:
+            x, y = todo.popleft()
+            one, other = self.shape(x.node), self.shape(y.node)
+            if one is None or other is None:
+                return x if one is None else y
+            next_masks = 0
+            for z in after[x]:
+                shape = self.shape(z.node)
+                if shape is None:
+                    return z
+                for place in shape.first:
+                    next_masks |= shape.masks[place]
+            clash, same = _compare(one, other, next_masks)
+            if clash:
+                if not self.single(x.node):
+                    return x
+                if not self.single(y.node):
+                    return y
+            if same:
+                meet(after[x] | after[y])
+        return None
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def lark(self) -> str:
+        """The grammar in Lark."""
+        while (found := self.conflict()) is not None:
+            taken = self.apart(found.node)
+            self.trees = {name: _replaced(tree, found, taken) for name, tree in self.trees.items()}
+        self.terminals: dict[Node, str] = {}
+        self.lines: list[str] = []
+        self.names: dict[str, str] = {}
+        numbers = {name: "start" if name == "root" else f"rule_{i}" for i, name in enumerate(self.trees)}
+        rules = [f"{numbers[name]}: {self._tree(tree, numbers)}" for name, tree in self.trees.items()]
+        return "\n".join(["%llguidance {}", *rules, *self.lines, ""])
+
+    def _tree(self, tree: object, numbers: dict[str, str]) -> str:
+        if isinstance(tree, _Lexeme):
+            return self._terminal(tree.node)
+        if isinstance(tree, Rule):
+            return numbers[tree.name]
+        if isinstance(tree, Token):
+            return tree.text
+        assert isinstance(tree, tuple)
+        if tree[0] == "rep":
+            return f"({self._tree(tree[1], numbers)}){_times(tree[2], tree[3])}"
+        parts = [self._tree(part, numbers) for part in tree[1]]
+        if tree[0] == "alt":
+            return "(" + " | ".join(parts) + ")"
+        return " ".join(parts) if parts else '""'
+
+    def _terminal(self, node: Node) -> str:
+        if node not in self.terminals:
+            self.terminals[node] = f"T_{len(self.terminals)}"
+            name = self.terminals[node]
+            body = self._write(self.rules[node.name] if isinstance(node, Rule) else node)
+            self.lines.append(f"{name}: {body}")
+        return self.terminals[node]
+
+    def _write(self, node: Node) -> str:
+        if isinstance(node, Class):
+            low, high = node.ranges[0]
+            alone = len(node.ranges) == 1 and low == high
+            return write_text([low]) if alone else write_class(node.ranges)
+        if isinstance(node, Rule):
+            return self._terminal(node)
+        if isinstance(node, Choice):
+            return "(" + " | ".join(map(self._write, node.parts)) + ")"
+        if isinstance(node, Repeat):
+            return f"({self._write(node.part)}){_times(node.least, node.most)}"
+        assert isinstance(node, Sequence)
+        found: list[str] = []
+        codes: list[int] = []
+        for part in (*node.parts, None):
+            if isinstance(part, Class) and len(part.ranges) == 1 and part.ranges[0][0] == part.ranges[0][1]:
+                codes.append(part.ranges[0][0])
+                continue
+            if codes:
+                found.append(write_text(codes))
+                codes = []
+            if part is not None:
+                found.append(self._write(part))
+        return "(" + " ".join(found) + ")" if found else '""'
+
+
+class _Order:
+    """Which lexemes may begin an answer, and which may follow which."""
+
+    def __init__(self, cutter: _Cutter) -> None:
+        self.cutter = cutter
+        self.first: dict[str, set[_Lexeme]] = {name: set() for name in cutter.trees}
+        self.last: dict[str, set[_Lexeme]] = {name: set() for name in cutter.trees}
+        self.empty: dict[str, bool] = dict.fromkeys(cutter.trees, False)
+        self.after: dict[_Lexeme, set[_Lexeme]] = {}
+
+    def tables(self) -> tuple[set[_Lexeme], dict[_Lexeme, set[_Lexeme]]]:
+        while True:
+            before = self._size()
+            for name, tree in self.cutter.trees.items():
+                first, last, empty = self._visit(tree)
+                self.first[name] |= first
+                self.last[name] |= last
+                self.empty[name] |= empty
+            if self._size() == before:
+                return self.first["root"], self.after
+
+    def _size(self) -> int:
+        tables = (*self.first.values(), *self.last.values(), *self.after.values())
+        return sum(map(len, tables)) + sum(self.empty.values()) + len(self.after)
+
+    def _visit(self, tree: object) -> tuple[set[_Lexeme], set[_Lexeme], bool]:
+        if isinstance(tree, _Lexeme):
+            self.after.setdefault(tree, set())
+            shape = self.cutter.shape(tree.node)
+            return {tree}, {tree}, shape is not None and shape.empty
+        if isinstance(tree, Rule):
+            return set(self.first[tree.name]), set(self.last[tree.name]), self.empty[tree.name]
+        if isinstance(tree, Token):
+            return set(), set(), False  # a token is told apart from text by itself
+        assert isinstance(tree, tuple)
+        if tree[0] == "alt":
+            found = [self._visit(part) for part in tree[1]]
+            return set().union(*(f[0] for f in found)), set().union(*(f[1] for f in found)), any(f[2] for f in found)
+        if tree[0] == "rep":
+            first, last, empty = self._visit(tree[1])
+            if tree[3] is None or tree[3] > 1:
+                self._follow(last, first)
+            return first, last, empty or tree[2] == 0
+        first, last, empty = set[_Lexeme](), set[_Lexeme](), True
+        for part in tree[1]:
+            next_first, next_last, next_empty = self._visit(part)
+            self._follow(last, next_first)
+            first = first | next_first if empty else first
+            last = last | next_last if next_empty else next_last
+            empty = empty and next_empty
+        return first, last, empty
+
+    def _follow(self, last: set[_Lexeme], first: set[_Lexeme]) -> None:
+        for lexeme in last:
+            self.after[lexeme] |= first
+
+
+def _compare(x: _Shape, y: _Shape, following: int) -> tuple[bool, bool]:
+    """Whether y goes on with one of the following characters where x is over, and whether they share a whole text."""
+    seen = {(p, q) for p in x.first for q in y.first if x.masks[p] & y.masks[q]}
+    todo = list(seen)
+    clash = same = False
+    while todo:
+        p, q = todo.pop()
+        if p in x.last:
+            same = same or q in y.last
+            clash = clash or any(y.masks[r] & following for r in y.follow[q])
+        if len(seen) > _MOST_PAIRS:
+            return True, True
+        for r in x.follow[p]:
+            for s in y.follow[q]:
+                if x.masks[r] & y.masks[s] and (r, s) not in seen:
+                    seen.add((r, s))
+                    todo.append((r, s))
+    return clash, same
+
+
+def _regular(rules: dict[str, Node]) -> set[str]:
+    """The rules that neither come back to themselves nor name tokens."""
+    regular: set[str] = set()
+    needs = {name: (set(_names(node)), _has_token(node)) for name, node in rules.items()}
+    while True:
+        more = {name for name, (names, token) in needs.items() if not token and names <= regular} - regular
+        if not more:
+            return regular
+        regular |= more
+
+
+def _children(tree: object) -> list[object]:
+    if isinstance(tree, (Sequence, Choice)):
+        return list(tree.parts)
+    if isinstance(tree, Repeat):
+        return [tree.part]
+    if isinstance(tree, tuple):
+        return [tree[1]] if tree[0] == "rep" else list(tree[1])
+    return []
+
+
+def _names(tree: object) -> list[str]:
+    if isinstance(tree, Rule):
+        return [tree.name]
+    return [name for child in _children(tree) for name in _names(child)]
+
+
+def _has_token(node: object) -> bool:
+    return isinstance(node, Token) or any(map(_has_token, _children(node)))
+
+
+def _ranges(node: object) -> list[tuple[int, int]]:
+    if isinstance(node, Class):
+        return list(node.ranges)
+    return [pair for child in _children(node) for pair in _ranges(child)]
+
+
+def _joined(run: list[Node]) -> Node:
+    return run[0] if len(run) == 1 else Sequence(tuple(run))
+
+
+def _replaced(tree: object, old: _Lexeme, new: object) -> object:
+    if tree is old:
+        return new
+    if isinstance(tree, tuple):
+        if tree[0] == "rep":
+            return ("rep", _replaced(tree[1], old, new), tree[2], tree[3])
+        return (tree[0], [_replaced(part, old, new) for part in tree[1]])
+    return tree
+
+
+def _times(least: int, most: int | None) -> str:
+    signs = {(0, None): "*", (1, None): "+", (0, 1): "?"}
+    return signs.get((least, most), f"{{{least},{'' if most is None else most}}}")
