@@ -1,8 +1,8 @@
-"""Fetch llama.cpp's published vocabularies with their tests, and templates; prints the folder they are in.
+"""Fetch llama.cpp's published vocabularies with their tests, templates and grammars; prints the folder they are in.
 
 They come inside the source package of llama-cpp-python through pip, are checked by sha256, and lie in .cache/llama.cpp
-of the checkout: NAME.gguf, NAME.gguf.inp (texts), NAME.gguf.out (their ids), templates/*.jinja, and two of its source
-files, whose lists of pre-tokenizers and of characters the tests compare with ours.
+of the checkout: NAME.gguf, NAME.gguf.inp (texts), NAME.gguf.out (their ids), templates/*.jinja, grammars/*.gbnf, and two
+of its source files, whose lists of pre-tokenizers and of characters the tests compare with ours.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".cache" / "llama.cpp"
 PACKAGE = "llama-cpp-python==0.3.36"
+PARTS = ("templates", "grammars")
 SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
 # vocabularies with a test, and such as have none
 TESTED = (
@@ -41,12 +42,14 @@ def wanted(member: str) -> str | None:
         return place
     if folder.endswith("/vendor/llama.cpp/models/templates") and name.endswith(".jinja"):
         return f"templates/{name}"
+    if folder.endswith("/vendor/llama.cpp/grammars") and name.endswith(".gbnf"):
+        return f"grammars/{name}"
     return None
 
 
 def fetch() -> Path:
     """Return the folder, filling it first where something is not there. Ends the program when that fails."""
-    if (FOLDER / "templates").is_dir() and all((FOLDER / name).is_file() for name in FILES):
+    if all((FOLDER / part).is_dir() for part in PARTS) and all((FOLDER / name).is_file() for name in FILES):
         return FOLDER
     FOLDER.parent.mkdir(parents=True, exist_ok=True)
     print(f"fetching the vocabularies inside {PACKAGE} through pip (76 MB, half a minute)", file=sys.stderr)

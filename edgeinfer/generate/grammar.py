@@ -84,6 +84,7 @@ class GrammarVocabulary:
                 text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
                 return table.encode(text, special=False)
 
+        self._ends = frozenset(ends)
         wrapper = self._library.TokenizerWrapper(Described())
         self._tokenizer = self._library.LLTokenizer(wrapper, n_vocab=self.n_tokens, eos_token=ends)
 
@@ -101,7 +102,7 @@ class GrammarVocabulary:
         found = matcher(self._tokenizer, source, log_level=0)
         if found.is_error():
             raise SettingError(self._complaint(name, found.get_error(), params))
-        return Grammar(found, self.n_tokens, name)
+        return Grammar(found, self.n_tokens, self._ends, name)
 
     def _schema(self, schema: Any) -> str:
         return str(self._library.LLMatcher.grammar_from_json_schema(schema, defaults=_JSON))
@@ -143,8 +144,8 @@ class GrammarVocabulary:
 class Grammar:
     """Where one answer stands in what is allowed."""
 
-    def __init__(self, matcher: Any, n_tokens: int, name: str) -> None:
-        self._matcher, self._name = matcher, name
+    def __init__(self, matcher: Any, n_tokens: int, ends: frozenset[int], name: str) -> None:
+        self._matcher, self._ends, self._name = matcher, ends, name
         self._words = np.zeros((n_tokens + 31) // 32, np.int32)  # a bit a token, 1 for those that may be next
         self._complete = bool(matcher.is_stopped())
 
@@ -155,6 +156,8 @@ class Grammar:
 
     def allows(self, token: int) -> bool:
         """Whether the token may be next."""
+        if token in self._ends:
+            return bool(self._matcher.is_accepting())
         return bool(self._matcher.validate_tokens([token]) == 1)
 
     def mask(self, row: NDArray[np.float32]) -> None:
