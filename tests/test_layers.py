@@ -40,6 +40,7 @@ ONLY = {
     "numba": ("runtime/", "kernels/", "engine/native.py"),
     "llvmlite": ("runtime/", "kernels/", "engine/native.py"),
     "llama_cpp": ("engine/llamacpp.py",),
+    "llguidance": ("generate/grammar.py",),
     "click": ("cli/",),
     "prompt_toolkit": ("cli/",),
     "rich": ("cli/",),

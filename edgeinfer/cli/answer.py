@@ -32,7 +32,7 @@ __all__ = [
     "open_model",
     "overflow_option",
     "pre_option",
-    "sampling",
+    "recommended",
     "stream",
 ]
 
@@ -178,7 +178,15 @@ def given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None and value != ()}
 
 
-sampling = given
+def recommended(name: str) -> dict[str, Any]:
+    """The sampling parameters that the manifest recommends for a model, by its name or as the file that it pulls."""
+    from .. import store
+
+    known = store.manifest()
+    listed = known.find(name) or known.of_file(name)
+    return {} if listed is None else dict(listed.sampling)
+
+
 overflow_option = click.option(
     "--overflow",
     type=click.Choice(POLICIES),

@@ -21,13 +21,15 @@ from .answer import (
     open_model,
     overflow_option,
     pre_option,
-    sampling,
+    recommended,
     say_no_template,
     stream,
 )
 from .cache import cache_report
 from .completion import complete_model
 from .conversation import Conversation
+from .options import GroupedCommand, sampling_given, sampling_options
+from .params import changed_params, params_line
 from .terminal import check_text, read_input, say
 from .thinking import ThinkingView, thinking_options
 
@@ -43,6 +45,7 @@ _HELP = """\
 /system [TEXT]    show the system message, or set it ("" removes it)
 /think [on|off]   switch thinking on or off, where the model can
 /stats            switch the figures after each answer on or off
+/params [NAME=VALUE ...]  show how tokens are chosen, or change it ("NAME=" goes back to the default)
 /cache            show what the prefix cache holds, and what made prompts slow
 /save FILE        write the conversation to a file
 /load FILE        go on with a saved conversation
@@ -51,11 +54,10 @@ _HELP = """\
 Alt-Enter makes a new line, Ctrl-C stops an answer, the arrow keys walk through earlier messages."""
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("model", default="", shell_complete=complete_model)
 @click.option("--system", default="", help="System message: how the model is to behave.")
 @click.option("-n", "--max-tokens", type=int, help="Most tokens of an answer.  [default: until it ends]")
-@click.option("--temp", "temperature", type=float, help="Temperature; 0 always takes the likeliest token.")
 @click.option("--n-ctx", type=int, help="Context in tokens.  [default: what it was trained for, at most 4096]")
 @click.option("-t", "--threads", type=int, help="Threads to compute with.")
 @click.option("--seed", type=int, help="Makes the answers repeatable.")
@@ -65,11 +67,11 @@ Alt-Enter makes a new line, Ctrl-C stops an answer, the arrow keys walk through 
 @click.option("--stats", is_flag=True, help="Show TTFT and tok/s after each answer.")
 @click.option("--offline", is_flag=True, help="Never use the network.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing on stderr but errors.")
+@sampling_options
 def chat(
     model: str,
     system: str,
     max_tokens: int | None,
-    temperature: float | None,
     n_ctx: int | None,
     threads: int | None,
     seed: int | None,
@@ -81,6 +83,7 @@ def chat(
     stats: bool,
     offline: bool,
     quiet: bool,
+    **numbers: Any,
 ) -> int:
     """Talk with MODEL (default: smollm2-135m, pulled at the first start).
 
@@ -94,8 +97,8 @@ def chat(
     if not interactive and not text.strip():
         return 0
     system = check_text(system, "--system")
-    chosen = sampling(max_tokens=max_tokens, temperature=temperature)
     name = model or store.manifest().default
+    chosen = {**recommended(name), **sampling_given({"max_tokens": max_tokens, **numbers})}
     chosen_load = given(overflow=overflow, pre=pre)
     with open_model(name, n_ctx=n_ctx, threads=threads, seed=seed, offline=offline, quiet=quiet, **chosen_load) as llm:
         if llm.template is None and not quiet:
@@ -159,6 +162,7 @@ class _Prompt:
             "system": self._system,
             "think": self._think,
             "stats": self._stats,
+            "params": self._params,
             "cache": self._cache,
             "save": self._save,
             "load": self._load,
@@ -191,6 +195,7 @@ class _Prompt:
         session = self._session()
         if not self.quiet:
             say(f"{self.talk.model}, {self.talk.llm.n_ctx} tokens of context; /help lists the commands, Ctrl-D leaves")
+            say(params_line(self.chosen, self.talk.model))
         warned = False
         while True:
             try:
@@ -263,6 +268,11 @@ class _Prompt:
         say(f"figures after each answer: {'on' if self.stats else 'off'}")
         if self.stats and self.last:
             say(figures(self.last.timings, self.last.finish_reason))
+
+    def _params(self, rest: str) -> None:
+        if rest:
+            self.chosen = changed_params(self.chosen, rest)
+        say(params_line(self.chosen, self.talk.model))
 
     def _cache(self, rest: str) -> None:
         for line in cache_report(self.talk.llm):

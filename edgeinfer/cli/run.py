@@ -15,46 +15,41 @@ from .answer import (
     open_model,
     overflow_option,
     pre_option,
-    sampling,
+    recommended,
     say_no_template,
     stream,
 )
 from .completion import complete_model
+from .options import GroupedCommand, sampling_given, sampling_options
 from .terminal import check_text, read_input, say
 from .thinking import ThinkingView, thinking_options
 
 __all__ = ["run"]
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("model", shell_complete=complete_model)
 @click.option("-p", "--prompt", help="The text to continue or answer; without it, all of standard input.")
 @click.option("--chat", "as_chat", is_flag=True, help="Answer it as a message, with the model's chat template.")
 @click.option("--system", help="With --chat: the system message.")
 @click.option("-n", "--max-tokens", type=int, help="Most tokens of the answer.  [default: until it ends]")
-@click.option("--temp", "temperature", type=float, help="Temperature; 0 always takes the likeliest token.")
-@click.option("--top-k", type=int, help="Sample from the k likeliest tokens; 0 is off.")
-@click.option("--top-p", type=float, help="Sample from the likeliest tokens that make up this share; 1 is off.")
-@click.option("--min-p", type=float, help="Sample from tokens this likely relative to the best; 0 is off.")
-@click.option("--repeat-penalty", type=float, help="Penalty for tokens seen lately; 1 is off.")
 @click.option("--n-ctx", type=int, help="Context in tokens.  [default: what it was trained for, at most 4096]")
 @click.option("-t", "--threads", type=int, help="Threads to compute with.")
 @click.option("--seed", type=int, help="Makes the answer repeatable.")
 @overflow_option
 @pre_option
 @thinking_options
-@click.option("--stop", multiple=True, help="End before this text; may be given several times.")
 @click.option("--ignore-eos", is_flag=True, help="Go on past the model's end token, up to the limit.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: text, tokens, timings, finish_reason.")
 @click.option("--stats", is_flag=True, help="Print TTFT and tok/s on stderr.")
 @click.option("--offline", is_flag=True, help="Never use the network.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing on stderr but errors.")
+@sampling_options
 def run(
     model: str,
     prompt: str | None,
     as_chat: bool,
     system: str | None,
-    stop: tuple[str, ...],
     ignore_eos: bool,
     as_json: bool,
     stats: bool,
@@ -68,6 +63,7 @@ def run(
     thinking: bool | None,
     think_budget: int | None,
     hide_thinking: bool,
+    max_tokens: int | None,
     **numbers: Any,
 ) -> int:
     """Answer one prompt with MODEL and exit.
@@ -78,6 +74,7 @@ def run(
     \b
     edgeinfer run smollm2-135m -p "The capital of France is" -n 16 --temp 0
     git diff | edgeinfer run smollm2-135m --chat --system "Summarise the change in one line."
+    edgeinfer run smollm2-135m --chat -p "Invent a person." --json-schema person.json
     """
     if system is not None and not as_chat:
         raise click.UsageError("--system goes with --chat")
@@ -87,7 +84,7 @@ def run(
             "--think, --no-think and --think-budget go with --chat: only a chat has thinking told apart"
         )
     text = _prompt(prompt)
-    chosen = sampling(seed=seed, stop=tuple(check_text(s, "--stop") for s in stop), **numbers)
+    chosen = {**recommended(model), **sampling_given({"seed": seed, "max_tokens": max_tokens, **numbers})}
     if ignore_eos:
         chosen["ignore_eos"] = True
     chosen_load = given(overflow=overflow, pre=pre)

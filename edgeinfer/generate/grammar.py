@@ -58,6 +58,20 @@ def _llguidance() -> Any:
     return llguidance
 
 
+class _Described:
+    """A vocabulary with the attributes that llguidance looks for."""
+
+    def __init__(self, table: TokenTable, pieces: Sequence[bytes], end: int) -> None:
+        self.eos_token_id, self.bos_token_id = end, table.bos_id
+        self.tokens = list(pieces)
+        self.special_token_ids = [token for token, piece in enumerate(pieces) if piece and not table.piece(token)]
+        self._table = table
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        return self._table.encode(text, special=False)
+
+
 class GrammarVocabulary:
     """A vocabulary as llguidance takes it; makes a `Grammar` for each answer. Safe to use from several threads."""
 
@@ -72,20 +86,8 @@ class GrammarVocabulary:
                 "and grammar out"
             )
 
-        class Described:
-            """The attributes that llguidance looks for."""
-
-            eos_token_id = ends[0]
-            bos_token_id = table.bos_id
-            tokens = list(pieces)
-            special_token_ids = [token for token, piece in enumerate(pieces) if piece and not table.piece(token)]
-
-            def __call__(self, text: bytes | str) -> list[int]:
-                text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-                return table.encode(text, special=False)
-
         self._ends = frozenset(ends)
-        wrapper = self._library.TokenizerWrapper(Described())
+        wrapper = self._library.TokenizerWrapper(_Described(table, pieces, ends[0]))
         self._tokenizer = self._library.LLTokenizer(wrapper, n_vocab=self.n_tokens, eos_token=ends)
 
     def grammar(self, params: SamplingParams) -> Grammar:

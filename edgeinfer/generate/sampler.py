@@ -243,7 +243,8 @@ class Sampler:
         costs = {} if self._dry is None else self._dry.penalties()
 
         def dried(ids: NDArray[np.int64], values: NDArray[np.float64]) -> NDArray[np.float64]:
-            return values - np.array([costs.get(token, 0.0) for token in ids.tolist()])
+            lower: NDArray[np.float64] = values - np.array([costs.get(token, 0.0) for token in ids.tolist()])
+            return lower
 
         return costs.keys(), dried
 

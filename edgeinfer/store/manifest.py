@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ class ManifestModel:
     licence_url: str
     homepage: str
     parts: tuple[ManifestPart, ...]  # in the order in which they are joined
+    sampling: Mapping[str, float] = field(default_factory=dict)  # what chat and run use unless they are told otherwise
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,16 @@ class Manifest:
         wanted = name.strip().lower()
         return next((model for model in self.models if model.name == wanted), None)
 
+    def of_file(self, path: str) -> ManifestModel | None:
+        """Return the model whose file this is, by its name and size, or None."""
+        try:
+            size = Path(path).expanduser().stat().st_size
+        except (OSError, ValueError, RuntimeError):
+            return None
+        return next((m for m in self.models if m.file == Path(path).name and m.size == size), None)
 
-_KINDS = {str: "a text", int: "a whole number", bool: "true or false", list: "a list"}
+
+_KINDS = {str: "a text", int: "a whole number", bool: "true or false", list: "a list", dict: "a table"}
 
 
 def _field(table: dict[str, Any], key: str, kind: type, where: str) -> Any:
@@ -122,7 +132,17 @@ def _model(table: dict[str, Any], where: str) -> ManifestModel:
         licence_url=_field(table, "licence_url", str, where),
         homepage=_field(table, "homepage", str, where),
         parts=parts,
+        sampling=_sampling(table, where),
     )
+
+
+def _sampling(table: dict[str, Any], where: str) -> dict[str, float]:
+    """The numbers of the table `sampling`, which may be left out; what they mean is checked where they are used."""
+    sampling = _field(table, "sampling", dict, where) if "sampling" in table else {}
+    for name, value in sampling.items():
+        if type(value) not in (int, float):
+            raise SettingError(f"{where}: sampling.{name} is {value!r}; wanted a number")
+    return dict(sampling)
 
 
 def read_manifest(path: Path) -> Manifest:
