@@ -329,6 +329,9 @@ class ByteTokenizer:
     def encode(self, text: str, special: bool = True) -> list[int]:
         return [BOS] * (self.add_bos and special) + list(text.encode())
 
+    def piece(self, token_id: int, special: bool = False) -> bytes:
+        return b"" if BOS <= token_id < N_VOCAB and not special else self.pieces[token_id]
+
     def decode(self, ids: Iterable[int]) -> str:
         return b"".join(self.pieces[i] for i in ids).decode("utf-8", "replace")
 

@@ -9,6 +9,7 @@ character) is taken apart one level. In the end no pair is left, at the worst be
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .gbnf import Choice, Class, Node, Repeat, Rule, Sequence, Token, parse, write_class, write_text
@@ -25,6 +26,8 @@ class _Lexeme:
     """A piece of the grammar at one place, without recursion."""
 
     node: Node
+    shape: _Shape | None = None
+    looked_at: bool = False
 
 
 @dataclass
@@ -36,6 +39,14 @@ class _Shape:
     last: set[int]
     follow: list[set[int]]
     empty: bool  # nothing at all matches
+
+    @property
+    def first_mask(self) -> int:
+        """The characters that it may begin with."""
+        masks = 0
+        for place in self.first:
+            masks |= self.masks[place]
+        return masks
 
 
 def lark_of_gbnf(text: str) -> str:
@@ -52,6 +63,7 @@ class _Cutter:
         edges = sorted({e for node in rules.values() for low, high in _ranges(node) for e in (low, high + 1)})
         self.edges = {edge: i for i, edge in enumerate(edges)}
         self.shapes: dict[Node, _Shape | None] = {}
+        self.compared: dict[tuple[int, int], tuple[int, bool]] = {}
         self.trees: dict[str, object] = {}
         root = "root"
         todo = [root]
@@ -120,16 +132,19 @@ class _Cutter:
             bits |= (1 << self.edges[high + 1]) - (1 << self.edges[low])
         return bits
 
-    def shape(self, node: Node) -> _Shape | None:
-        """The automaton of a lexeme; None when it is too large."""
-        if node not in self.shapes:
-            shape = _Shape([], set(), set(), [], False)
-            try:
-                shape.first, shape.last, shape.empty = self._grow(shape, node)
-                self.shapes[node] = shape
-            except OverflowError:
-                self.shapes[node] = None
-        return self.shapes[node]
+    def shape(self, lexeme: _Lexeme) -> _Shape | None:
+        """The automaton of a lexeme, the same one for equal lexemes; None when it is too large."""
+        if not lexeme.looked_at:
+            node = lexeme.node
+            if node not in self.shapes:
+                shape = _Shape([], set(), set(), [], False)
+                try:
+                    shape.first, shape.last, shape.empty = self._grow(shape, node)
+                    self.shapes[node] = shape
+                except OverflowError:
+                    self.shapes[node] = None
+            lexeme.shape, lexeme.looked_at = self.shapes[node], True
+        return lexeme.shape
 
     def _grow(self, shape: _Shape, node: Node) -> tuple[set[int], set[int], bool]:
         if isinstance(node, Class):
@@ -183,49 +198,61 @@ class _Cutter:
 
     # -- conflicts ----------------------------------------------------------------------------------------------------
 
-    def conflict(self) -> _Lexeme | None:
-        """A lexeme that has to be taken apart; None when the rest can be read greedily."""
+    def conflicts(self) -> set[_Lexeme]:
+        """Lexemes that have to be taken apart; none when all can be read greedily."""
         start, after = _Order(self).tables()
-        together: set[tuple[int, int]] = set()
-        todo = deque[tuple[_Lexeme, _Lexeme]]()
+        lexemes = list(after)
+        number = {lexeme: i for i, lexeme in enumerate(lexemes)}
+        shapes = [self.shape(lexeme) for lexeme in lexemes]
+        following = [sum(1 << number[z] for z in after[lexeme]) for lexeme in lexemes]  # sets of lexemes, as bits
+        first = [-1 if shape is None else shape.first_mask for shape in shapes]
+        next_masks = [0] * len(lexemes)
+        for i, lexeme in enumerate(lexemes):
+            for z in after[lexeme]:
+                next_masks[i] |= first[number[z]]
+        found: set[_Lexeme] = set()
+        together = [0] * len(lexemes)  # with which others a lexeme may stand in one place
+        todo = deque[tuple[int, int]]()
 
-        def meet(some: set[_Lexeme]) -> None:
-            for x in some:
-                for y in some:
-                    if (id(x), id(y)) not in together:
-                        together.add((id(x), id(y)))
-                        todo.append((x, y))
+        met: set[int] = set()
+        by_first: dict[int, int] = {}
+        for i, masks in enumerate(first):
+            by_first[masks] = by_first.get(masks, 0) | 1 << i
+        overlap = {a: sum(some for b, some in by_first.items() if a & b) for a in by_first}
 
-        meet(start)
+        def meet(some: int) -> None:
+            if some in met:
+                return
+            met.add(some)
+            for i in _bits(some):
+                new = some & overlap[first[i]] & ~together[i]  # others have no text in common with it
+                together[i] |= new
+                todo.extend((i, j) for j in _bits(new))
+
+        meet(sum(1 << number[lexeme] for lexeme in start))
         while todo:
-            x, y = todo.popleft()
-            one, other = self.shape(x.node), self.shape(y.node)
+            i, j = todo.popleft()
+            one, other, x, y = shapes[i], shapes[j], lexemes[i], lexemes[j]
             if one is None or other is None:
-                return x if one is None else y
-            next_masks = 0
-            for z in after[x]:
-                shape = self.shape(z.node)
-                if shape is None:
-                    return z
-                for place in shape.first:
-                    next_masks |= shape.masks[place]
-            clash, same = _compare(one, other, next_masks)
-            if clash:
-                if not self.single(x.node):
-                    return x
-                if not self.single(y.node):
-                    return y
+                found.add(x if one is None else y)
+                continue
+            key = (id(one), id(other))
+            if key not in self.compared:
+                self.compared[key] = _compare(one, other)
+            goes_on, same = self.compared[key]
+            if goes_on & next_masks[i] and not (self.single(x.node) and self.single(y.node)):
+                found.add(y if self.single(x.node) else x)
             if same:
-                meet(after[x] | after[y])
-        return None
+                meet(following[i] | following[j])
+        return found
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def lark(self) -> str:
         """The grammar in Lark."""
-        while (found := self.conflict()) is not None:
-            taken = self.apart(found.node)
-            self.trees = {name: _replaced(tree, found, taken) for name, tree in self.trees.items()}
+        while found := self.conflicts():
+            taken = {lexeme: self.apart(lexeme.node) for lexeme in found}
+            self.trees = {name: _replaced(tree, taken) for name, tree in self.trees.items()}
         self.terminals: dict[Node, str] = {}
         self.lines: list[str] = []
         self.names: dict[str, str] = {}
@@ -295,7 +322,7 @@ class _Order:
     def tables(self) -> tuple[set[_Lexeme], dict[_Lexeme, set[_Lexeme]]]:
         while True:
             before = self._size()
-            for name, tree in self.cutter.trees.items():
+            for name, tree in reversed(self.cutter.trees.items()):  # what is needed mostly comes later
                 first, last, empty = self._visit(tree)
                 self.first[name] |= first
                 self.last[name] |= last
@@ -310,7 +337,7 @@ class _Order:
     def _visit(self, tree: object) -> tuple[set[_Lexeme], set[_Lexeme], bool]:
         if isinstance(tree, _Lexeme):
             self.after.setdefault(tree, set())
-            shape = self.cutter.shape(tree.node)
+            shape = self.cutter.shape(tree)
             return {tree}, {tree}, shape is not None and shape.empty
         if isinstance(tree, Rule):
             return set(self.first[tree.name]), set(self.last[tree.name]), self.empty[tree.name]
@@ -339,24 +366,33 @@ class _Order:
             self.after[lexeme] |= first
 
 
-def _compare(x: _Shape, y: _Shape, following: int) -> tuple[bool, bool]:
-    """Whether y goes on with one of the following characters where x is over, and whether they share a whole text."""
+def _compare(x: _Shape, y: _Shape) -> tuple[int, bool]:
+    """The characters that y goes on with where x is over, as bits, and whether they share a whole text."""
     seen = {(p, q) for p in x.first for q in y.first if x.masks[p] & y.masks[q]}
     todo = list(seen)
-    clash = same = False
+    goes_on, same = 0, False
     while todo:
         p, q = todo.pop()
         if p in x.last:
             same = same or q in y.last
-            clash = clash or any(y.masks[r] & following for r in y.follow[q])
+            for r in y.follow[q]:
+                goes_on |= y.masks[r]
         if len(seen) > _MOST_PAIRS:
-            return True, True
+            return -1, True
         for r in x.follow[p]:
             for s in y.follow[q]:
                 if x.masks[r] & y.masks[s] and (r, s) not in seen:
                     seen.add((r, s))
                     todo.append((r, s))
-    return clash, same
+    return goes_on, same
+
+
+def _bits(number: int) -> Iterator[int]:
+    """The places of the bits that are set."""
+    while number:
+        low = number & -number
+        yield low.bit_length() - 1
+        number ^= low
 
 
 def _regular(rules: dict[str, Node]) -> set[str]:
@@ -400,13 +436,14 @@ def _joined(run: list[Node]) -> Node:
     return run[0] if len(run) == 1 else Sequence(tuple(run))
 
 
-def _replaced(tree: object, old: _Lexeme, new: object) -> object:
-    if tree is old:
-        return new
+def _replaced(tree: object, taken: dict[_Lexeme, object]) -> object:
+    """A tree with some lexemes taken apart."""
+    if isinstance(tree, _Lexeme):
+        return taken.get(tree, tree)
     if isinstance(tree, tuple):
         if tree[0] == "rep":
-            return ("rep", _replaced(tree[1], old, new), tree[2], tree[3])
-        return (tree[0], [_replaced(part, old, new) for part in tree[1]])
+            return ("rep", _replaced(tree[1], taken), tree[2], tree[3])
+        return (tree[0], [_replaced(part, taken) for part in tree[1]])
     return tree
 
 

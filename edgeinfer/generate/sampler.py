@@ -181,8 +181,8 @@ class Sampler:
         """The most likely token after bias, penalties and DRY."""
         if self._bias_lowers and not self._counts and self._dry is None:
             token = logits.argmax(i)
-            allowed = self._grammar is None or self._grammar.allows(token)
-            if token < self._n_tokens and token not in self._bias and allowed:
+            known = token < self._n_tokens and token not in self._bias
+            if known and (self._grammar is None or self._grammar.allows(token)):
                 return token
         self._mask(logits, i)
         return int(self._largest(logits, i, 1, step).ids[0])

@@ -23,7 +23,10 @@ pytest.importorskip("llguidance")
 CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 TEXTS = {
     "arithmetic": ["x = 10\n", "(a1 +b) *3=y\n\n12 -4 = z\nq=(1)\n"],
-    "c": ["int main(){return 0;if(a==b){x = f(1, y);}else{}}", "float f(int n){ret = -n*2+(  3 );// done\nwhile(i<n){}}"],
+    "c": [
+        "int main(){return 0;if(a==b){x = f(1, y);}else{}}",
+        "float f(int n){ret = -n*2+(  3 );// done\nwhile(i<n){}}",
+    ],
     "chess": ["1. e4 e5\n2. Nf3 Nc6\n", "1. exd5 O-O-O\n10. a8=Q+ Rae1#\n"],
     "english": ["Hello, world! It's\t(fine) [ok]\\^"],
     "japanese": ["こんにちは 世界、カタカナ"],

@@ -16,6 +16,26 @@ def test_defaults_are_llama_cpps() -> None:
     assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.8, 40, 0.95, 0.05)
     assert (params.repeat_penalty, params.repeat_last_n) == (1.0, 64)
     assert not params.penalizes
+    # common_params_sampling of llama.cpp
+    assert (params.typical_p, params.top_n_sigma, params.min_keep) == (1.0, -1.0, 0)
+    assert (params.xtc_probability, params.xtc_threshold) == (0.0, 0.1)
+    assert (params.dynatemp_range, params.dynatemp_exponent) == (0.0, 1.0)
+    assert (params.mirostat, params.mirostat_tau, params.mirostat_eta) == (0, 5.0, 0.1)
+    assert (params.dry_multiplier, params.dry_base, params.dry_allowed_length) == (0.0, 1.75, 2)
+    assert (params.dry_penalty_last_n, params.dry_sequence_breakers) == (64, ("\n", ":", '"', "*"))
+    assert not params.constrained
+
+
+def test_what_excludes_each_other() -> None:
+    with pytest.raises(SettingError, match="json_schema and regex are both given"):
+        SamplingParams(json_schema={}, regex="a")
+    with pytest.raises(SettingError, match="ignore_eos goes on past the end of what grammar allows"):
+        SamplingParams(grammar="start: /a/", ignore_eos=True)
+
+
+def test_broken_json_is_told_with_its_place() -> None:
+    with pytest.raises(SettingError, match=r"json_schema is no JSON document: .*line 2 column 9"):
+        SamplingParams(json_schema='{\n"type": }')
 
 
 @pytest.mark.parametrize(
@@ -51,6 +71,35 @@ def test_defaults_are_llama_cpps() -> None:
         ("stop", 5),
         ("stop", ["a", 5]),
         ("ignore_eos", 1),
+        ("dynatemp_range", -0.5),
+        ("dynatemp_exponent", -1),
+        ("typical_p", 1.5),
+        ("top_n_sigma", -2),
+        ("top_n_sigma", math.nan),
+        ("xtc_probability", 1.1),
+        ("xtc_threshold", -0.1),
+        ("min_keep", -1),
+        ("mirostat", 1),
+        ("mirostat", 3),
+        ("mirostat", "2"),
+        ("mirostat_tau", -1.0),
+        ("mirostat_eta", 1.5),
+        ("dry_multiplier", -0.1),
+        ("dry_base", 0.9),
+        ("dry_allowed_length", 0),
+        ("dry_penalty_last_n", -2),
+        ("dry_sequence_breakers", [1]),
+        ("samplers", "top_k;nonsense"),
+        ("samplers", "top_k;top-k"),
+        ("samplers", 5),
+        ("samplers", [5]),
+        ("json_schema", "{"),
+        ("json_schema", "[]"),
+        ("json_schema", 5),
+        ("json_schema", {"a": {1, 2}}),
+        ("regex", ""),
+        ("regex", 5),
+        ("grammar", "  "),
     ],
 )
 def test_bad_values_are_refused_by_name(name: str, value: Any) -> None:
@@ -71,6 +120,15 @@ def test_bad_values_are_refused_by_name(name: str, value: Any) -> None:
         ("stop", ["a", "", "b"], ("a", "b")),
         ("stop", None, ()),
         ("stop", "", ()),
+        ("top_n_sigma", -1, -1.0),
+        ("samplers", "top_k; temp;typical", ("top_k", "temperature", "typ_p")),
+        ("samplers", ["MIN-P"], ("min_p",)),
+        ("samplers", "", ()),
+        ("dry_sequence_breakers", None, ()),
+        ("dry_sequence_breakers", ["", "x"], ("x",)),
+        ("json_schema", {}, "{}"),
+        ("json_schema", True, "true"),
+        ("json_schema", ' {"type" :"string"}', '{"type": "string"}'),
     ],
 )
 def test_values_are_kept_in_one_form(name: str, value: Any, kept: Any) -> None:

@@ -50,7 +50,9 @@ def make(api: Any, name: str, params: SamplingParams, n_vocab: int, vocab: Any) 
     return start.get(name, api.llama_sampler_init_typical)(value, params.min_keep)
 
 
-def theirs(row: NDArray[np.float32], params: SamplingParams, history: list[int], vocab: Any = None, least: float = 0.0) -> dict[int, float]:
+def theirs(
+    row: NDArray[np.float32], params: SamplingParams, history: list[int], vocab: Any = None, least: float = 0.0
+) -> dict[int, float]:
     """What llama.cpp's chain, put together as its `common_sampler` does, leaves of a row (n_vocab,)."""
     import llama_cpp as api
 
@@ -193,7 +195,7 @@ def test_dry(vocabulary: tuple[Any, Tokenizer, SamplerTools], number: int) -> No
         n_vocab = tokenizer.n_vocab
         row = np.full(n_vocab, -20.0, np.float32)
         row[history] = 5.0  # a penalty of these shows
-        row[breakers and list(breakers)[:50] or []] = 5.0
+        row[(breakers and list(breakers)[:50]) or []] = 5.0
         sampler = Sampler(params, n_vocab=n_vocab, history=history[:5], breakers=breakers)
         for token in history[5:]:
             sampler.accept(token)
