@@ -1,6 +1,6 @@
 """What a grammar costs per token: the time of a token with and without one, in turns, and what of it is the sampler's.
 
-    scripts/bench_grammar.py [MODEL] [ROUNDS]     default gemma3-270m, whose vocabulary is 262,144 tokens, and 5
+scripts/bench_grammar.py [MODEL] [ROUNDS]     default gemma3-270m, whose vocabulary is 262,144 tokens, and 5
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ def main(model: str = "gemma3-270m", rounds: str = "5") -> None:
                 token[kind].append(1e3 * timings.decode_s / (timings.n_out - 1))
                 sampler[kind].append(1e3 * clock.spent / timings.n_out)
         n_tokens = llm.tokenizer.n_vocab
-    print(f"{model}, {n_tokens} tokens in the vocabulary, {N_TOKENS} tokens an answer, {rounds} rounds in turns; median")
+    print(
+        f"{model}, {n_tokens} tokens in the vocabulary, {N_TOKENS} tokens an answer, {rounds} rounds in turns; median"
+    )
     base, base_sampler = statistics.median(token["nothing"]), statistics.median(sampler["nothing"])
     for kind in KINDS:
         here, share = statistics.median(token[kind]), statistics.median(sampler[kind])

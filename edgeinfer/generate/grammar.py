@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -23,6 +25,7 @@ __all__ = ["Grammar", "GrammarVocabulary", "TokenTable"]
 
 # white space in JSON: nothing, a space, or a new line and some indent. More would let a small model go on for ever.
 _JSON = {"whitespace_pattern": r"( |\n[ \t]{0,20})"}
+_MOST_KNOWN = 16  # compiled schemas and grammars that are kept for the next answer
 _MOST_TRIES = 300  # subschemas that are compiled to find the one with the mistake
 
 
@@ -87,24 +90,37 @@ class GrammarVocabulary:
             )
 
         self._ends = frozenset(ends)
+        self._lock = threading.Lock()
+        self._known: OrderedDict[tuple[str, str], Any] = OrderedDict()  # compiled, by what was asked
         wrapper = self._library.TokenizerWrapper(_Described(table, pieces, ends[0]))
         self._tokenizer = self._library.LLTokenizer(wrapper, n_vocab=self.n_tokens, eos_token=ends)
 
     def grammar(self, params: SamplingParams) -> Grammar:
         """A new matcher for one answer. Raises SettingError that says what is wrong and where."""
+        name = next(name for name in ("json_schema", "regex", "grammar") if getattr(params, name) is not None)
+        key = (name, str(getattr(params, name)))
+        with self._lock:
+            if key not in self._known:
+                self._known[key] = self._compile(name, key[1], params)
+                if len(self._known) > _MOST_KNOWN:
+                    self._known.popitem(last=False)
+            self._known.move_to_end(key)
+            return Grammar(self._known[key].deep_copy(), self.n_tokens, self._ends, name)
+
+    def _compile(self, name: str, text: str, params: SamplingParams) -> Any:
+        """A matcher at its beginning."""
         matcher = self._library.LLMatcher
-        if params.json_schema is not None:
-            source, name = self._schema(json.loads(params.json_schema)), "json_schema"
-        elif params.regex is not None:
-            source, name = matcher.grammar_from_regex(params.regex), "regex"
+        if name == "json_schema":
+            source = self._schema(json.loads(text))
+        elif name == "regex":
+            source = matcher.grammar_from_regex(text)
         else:
-            text, name = str(params.grammar), "grammar"
             source = matcher.grammar_from_lark(lark_of_gbnf(text) if is_gbnf(text) else text)
         # quiet: what is wrong is raised, and a warning on stderr would stand in the middle of an answer
         found = matcher(self._tokenizer, source, log_level=0)
         if found.is_error():
             raise SettingError(self._complaint(name, found.get_error(), params))
-        return Grammar(found, self.n_tokens, self._ends, name)
+        return found
 
     def _schema(self, schema: Any) -> str:
         return str(self._library.LLMatcher.grammar_from_json_schema(schema, defaults=_JSON))

@@ -458,3 +458,19 @@ def test_files_that_are_no_chat(talk: Conversation, tmp_path: Path, text: str, s
 )
 def test_visible(text: str, shown: str) -> None:
     assert visible(text) == shown
+
+
+def test_parameters_are_shown_and_changed(terminal: Terminal) -> None:
+    terminal.expect("sampling: temperature 0.8, top_k 40")
+    terminal.ready()
+    terminal.say("/params temperature=0.3 dry_multiplier=0.8")
+    terminal.expect("sampling: temperature 0.3, top_k 40", "dry_multiplier 0.8")
+    terminal.ready()
+    terminal.say("/params temperature=hot")
+    terminal.expect("temperature is 'hot'; wanted a number")
+    terminal.ready()
+    terminal.say("/params temperature= dry_multiplier=")
+    terminal.expect("sampling: temperature 0.8, top_k 40")
+    terminal.ready()
+    terminal.say("/quit")
+    assert terminal.end() == 0
