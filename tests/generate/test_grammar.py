@@ -175,3 +175,28 @@ def test_when_all_that_fits_is_banned_it_says_so() -> None:
     sampler = Sampler(chosen, n_vocab=TOKENIZER.n_vocab, grammar=TOOLS.grammar(chosen))
     with pytest.raises(NumericError, match="no token is left to choose from at step 3"):
         sampler.sample(RowLogits([np.zeros(TOKENIZER.n_vocab)]), step=3)
+
+
+class _Masked:
+    """A grammar that always takes the way of the mask."""
+
+    def __init__(self, plain: Grammar) -> None:
+        self.mask, self.accept = plain.mask, plain.accept
+        self.complete = False
+
+    def allows(self, token: int) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("regex", ["[a-y ]+", "[^x]{2,9}", "(ab|cd|true)+", "[0-9]{1,3}|x"])
+@pytest.mark.parametrize("params", [{}, {"top_k": 5}, {"top_k": 1}, {"logit_bias": {97: 3.0}, "repeat_penalty": 1.3}])
+def test_asking_about_the_best_tokens_finds_what_the_mask_finds(regex: str, params: dict[str, Any]) -> None:
+    chosen = SamplingParams(**params, regex=regex)
+    for seed in range(5):
+        row = np.random.default_rng(seed).normal(0.0, 3.0, 300).astype(np.float32)
+        found = []
+        for grammar in (TOOLS.grammar(chosen), _Masked(TOOLS.grammar(chosen))):  # type: ignore[arg-type]
+            sampler = Sampler(chosen, n_vocab=300, n_tokens=TOKENIZER.n_vocab, history=[97, 98], grammar=grammar)
+            ids, probabilities = sampler.distribution(RowLogits([row.copy()]))
+            found.append(dict(zip(ids.tolist(), probabilities.tolist(), strict=True)))
+        assert found[0] == pytest.approx(found[1])
