@@ -257,7 +257,9 @@ def test_every_setting_agrees_with_the_definition(data: st.DataObject) -> None:
     sampler = Sampler(params, n_vocab=n_vocab, n_tokens=n_tokens, history=history)
     ids, probabilities = sampler.distribution(RowLogits([row]))
     expected = chain(row, params, history, n_tokens)
-    assert dict(zip(ids.tolist(), probabilities.tolist(), strict=True)) == pytest.approx(expected, abs=1e-9)
+    assert dict(zip(ids.tolist(), probabilities.tolist(), strict=True)) == pytest.approx(
+        expected, rel=2e-6, abs=1e-9
+    )  # a whole row stays in single precision, as the engine gives it
 
 
 def test_top_p_of_a_large_flat_row_sorts_further() -> None:
