@@ -26,6 +26,11 @@ CHATML = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
+# Where a block's scale stands, for the types without a quantizer; and the middle of q, for those with a minimum behind it.
+D_AT = {"Q2_K": 80, "Q3_K": 108, "Q4_K": 0, "Q5_K": 0, "Q6_K": 208, "IQ4_NL": 0, "IQ4_XS": 0}
+MEAN_Q = {"Q2_K": 1.5, "Q4_K": 7.5, "Q5_K": 15.5}
+# The bytes that hold a low bit of each sub-block's scale, and that bit.
+ODD = {"Q2_K": (0, 16, 1), "Q3_K": (96, 104, 0x11), "Q6_K": (192, 208, 1), "IQ4_XS": (4, 8, 0x11)}
 WORDS = ("the", "and", "hello", "world", "what", "is", "capital", "of", "France", "one", "two", "weather", "today")
 
 
@@ -170,27 +175,28 @@ def random_blocks(fmt: Format, rng: np.random.Generator, shape: tuple[int, ...],
     """
     if fmt.quantize is not None:
         return _quantize((std * rng.standard_normal(shape)).astype(np.float32), fmt)
+    if fmt.dequantize is None or fmt.name not in D_AT:
+        raise ValueError(f"no random blocks for {fmt.name}")
     if shape[-1] % fmt.block_size:
         raise ValueError(f"a row of {shape[-1]} is not a whole number of {fmt.name} blocks of {fmt.block_size}")
     n = int(np.prod(shape)) // fmt.block_size
     blocks = rng.integers(0, 256, (n, fmt.block_bytes), dtype=np.uint8)
     spread = rng.uniform(0.5, 1.5, n)
+    if fmt.name.startswith("IQ4"):  # its table has a mean
+        spread *= rng.choice([-1, 1], n)
 
     def scaled(factor: float) -> NDArray[np.uint8]:
         d = (factor * spread).astype(np.float16)
-        if fmt.name in ("Q4_K", "Q5_K"):  # dmin is set so that the mean is about zero
-            blocks[:, 0:2] = d[:, None].view(np.uint8)
-            mean_q = 7.5 if fmt.name == "Q4_K" else 15.5
-            blocks[:, 2:4] = (factor * mean_q * spread).astype(np.float16)[:, None].view(np.uint8)
-        elif fmt.name == "Q6_K":
-            blocks[:, 208:210] = d[:, None].view(np.uint8)
-            blocks[:, 192:208] |= 1  # no sub-block is all zeros
-        else:
-            raise ValueError(f"no random blocks for {fmt.name}")
+        where = D_AT[fmt.name]
+        blocks[:, where : where + 2] = d[:, None].view(np.uint8)
+        if fmt.name in MEAN_Q:  # dmin is set so that the mean is about zero
+            dmin = (factor * MEAN_Q[fmt.name] * spread).astype(np.float16)
+            blocks[:, where + 2 : where + 4] = dmin[:, None].view(np.uint8)
+        if fmt.name in ODD:  # no sub-block is all zeros
+            first, last, ones = ODD[fmt.name]
+            blocks[:, first:last] |= ones
         return blocks
 
-    if fmt.dequantize is None:
-        raise ValueError(f"no random blocks for {fmt.name}")
     unit = float(np.std(fmt.dequantize(scaled(0.01)))) / 0.01
     return scaled(std / unit).reshape(*shape[:-1], -1)
 

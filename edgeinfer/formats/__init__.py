@@ -12,7 +12,12 @@ from .bf16 import BF16
 from .f16 import F16
 from .f32 import F32
 from .format import Format
+from .iq4_nl import IQ4_NL
+from .iq4_xs import IQ4_XS
 from .listed import LISTED, WITHDRAWN
+from .mxfp4 import MXFP4
+from .q2_k import Q2_K
+from .q3_k import Q3_K
 from .q4_0 import Q4_0
 from .q4_1 import Q4_1
 from .q4_k import Q4_K
@@ -25,7 +30,7 @@ from .q8_0 import Q8_0
 __all__ = ["FORMATS", "Format", "by_name", "type_name"]
 
 _ALL: tuple[Format, ...] = (
-    *(F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K),
+    *(F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4),
     *LISTED,
     *WITHDRAWN,
 )

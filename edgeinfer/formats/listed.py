@@ -8,17 +8,13 @@ __all__ = ["LISTED", "WITHDRAWN"]
 
 LISTED: tuple[Format, ...] = (
     Format("Q8_1", 9, 32, 36),  # the `gguf` package still says 40, from when the scales were f32
-    Format("Q2_K", 10, 256, 84),
-    Format("Q3_K", 11, 256, 110),
     Format("Q8_K", 15, 256, 292),
     Format("IQ2_XXS", 16, 256, 66),
     Format("IQ2_XS", 17, 256, 74),
     Format("IQ3_XXS", 18, 256, 98),
     Format("IQ1_S", 19, 256, 50),
-    Format("IQ4_NL", 20, 32, 18),
     Format("IQ3_S", 21, 256, 110),
     Format("IQ2_S", 22, 256, 82),
-    Format("IQ4_XS", 23, 256, 136),
     Format("I8", 24, 1, 1),
     Format("I16", 25, 1, 2),
     Format("I32", 26, 1, 4),
@@ -27,7 +23,6 @@ LISTED: tuple[Format, ...] = (
     Format("IQ1_M", 29, 256, 56),
     Format("TQ1_0", 34, 256, 54),
     Format("TQ2_0", 35, 256, 66),
-    Format("MXFP4", 39, 32, 17),
     Format("NVFP4", 40, 64, 36),
     Format("Q1_0", 41, 128, 18),
     Format("Q2_0", 42, 64, 18),
