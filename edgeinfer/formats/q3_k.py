@@ -20,7 +20,8 @@ __all__ = ["Q3_K"]
 def _scales(packed: NDArray[Any]) -> NDArray[Any]:
     """Unpack (n, 12) bytes into 6-bit scales less 32, int8 (n, 16).
 
-    Bytes 0-7 hold the low four bits of sc 0-7 (low half) and 8-15 (high half); bit pair p of bytes 8-11 the top of sc 4p to 4p+3.
+    Bytes 0-7 hold the low four bits of sc 0-7 (low half) and of sc 8-15 (high half); bit pair p of bytes 8-11 the top two
+    of sc 4p to 4p+3.
     """
     low = np.concatenate([packed[:, :8] & np.uint8(15), packed[:, :8] >> np.uint8(4)], axis=-1)
     top = (packed[:, None, 8:] >> np.array([0, 2, 4, 6], np.uint8).reshape(1, 4, 1)) & np.uint8(3)

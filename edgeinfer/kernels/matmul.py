@@ -22,11 +22,13 @@ from ..runtime.tile import (
     tile_add_times_i,
     tile_add_vec,
     tile_dot,
-    tile_dot_wide,
+    tile_dot_signed,
     tile_load,
     tile_scale,
     tile_start,
     tile_start2,
+    tile_start_eighth,
+    tile_start_signed,
     tile_store,
     tile_times_i,
     tile_zero_f,
@@ -42,7 +44,7 @@ ADD, SILU, GELU, INTO = MODES["add"], MODES["silu"], MODES["gelu"], MODES["silu_
 W_GEMM = {8: W8, 4: W4, 2: W2}[target().width]
 GEMM_TOKENS = target().width
 STRAIGHT_TOKENS = 16  # up to so many, unpacking costs more than it saves (measured on SmolLM2)
-# Unpacked group in thread memory: bytes [nb][8][16][4], then two float32 or int32 vectors [nb][16].
+# Unpacked group in thread memory: bytes [nb][8][16][4], then one float32 vector [nb][16] and two of either kind.
 BLOCK_BYTES = 512
 
 
@@ -103,17 +105,17 @@ def _sum_bytes(dot):
     return run
 
 
-sum_bytes, sum_bytes_wide = _sum_bytes(tile_dot), _sum_bytes(tile_dot_wide)
+sum_bytes, sum_signed = _sum_bytes(tile_dot), _sum_bytes(tile_dot_signed)
 
 
-def gemm_scaled(start):
-    """Blocks with one scale; `start` holds the zero point (Q4_0, Q5_0)."""
+def gemm_scaled(start, sums):
+    """Blocks with one scale; `start` holds the zero point (Q4_0, Q5_0, IQ4_NL, IQ4_XS, MXFP4)."""
 
     @native
     def gemm(W, w, d, m, xq, xd, xs, xh, nb):
         acc = tile_zero_f(W)
         for b in range(nb):
-            a = sum_bytes(start(W, xs + b * 4 * SLOTS), w + b * 512, xq + b * 32 * SLOTS, SLOTS)
+            a = sums(start(W, xs + b * 4 * SLOTS), w + b * 512, xq + b * 32 * SLOTS, SLOTS)
             acc = tile_scale(acc, a, load_f32(d, b * 64), xd + b * 4 * SLOTS)
         return acc
 
@@ -131,20 +133,37 @@ def gemm_with_min(W, w, d, m, xq, xd, xs, xh, nb):
     return acc
 
 
+def gemm_halves(start):
+    """Blocks whose halves have integer scales of their own (Q3_K, Q6_K): m holds two int32 vectors a block."""
+
+    @native
+    def gemm(W, w, d, m, xq, xd, xs, xh, nb):
+        acc = tile_zero_f(W)
+        for b in range(nb):
+            x = xq + b * 32 * SLOTS
+            a = start(W, xh + b * 8 * SLOTS)
+            c = start(W, xh + b * 8 * SLOTS + 4 * SLOTS)
+            for v in range(4):
+                a = tile_dot(a, load_i32(w, b * 512 + v * 64), x + v * 4 * SLOTS)
+                c = tile_dot(c, load_i32(w, b * 512 + 256 + v * 64), x + (v + 4) * 4 * SLOTS)
+            a = tile_times_i(a, load_i32(m, b * 128))
+            a = tile_add_times_i(a, c, load_i32(m, b * 128 + 64))
+            acc = tile_scale(acc, a, load_f32(d, b * 64), xd + b * 4 * SLOTS)
+        return acc
+
+    return gemm
+
+
 @native
-def gemm_halves(W, w, d, m, xq, xd, xs, xh, nb):
-    """Blocks whose halves have integer scales of their own (Q6_K): m holds two int32 vectors a block."""
+def gemm_two_minima(W, w, d, m, xq, xd, xs, xh, nb):
+    """Blocks with a scale, and a minimum for each half, held times 1/32 (Q2_K): m holds two float32 vectors a block."""
     acc = tile_zero_f(W)
     for b in range(nb):
-        x = xq + b * 32 * SLOTS
-        a = tile_start(W, xh + b * 8 * SLOTS)
-        c = tile_start(W, xh + b * 8 * SLOTS + 4 * SLOTS)
-        for v in range(4):
-            a = tile_dot(a, load_i32(w, b * 512 + v * 64), x + v * 4 * SLOTS)
-            c = tile_dot(c, load_i32(w, b * 512 + 256 + v * 64), x + (v + 4) * 4 * SLOTS)
-        a = tile_times_i(a, load_i32(m, b * 128))
-        a = tile_add_times_i(a, c, load_i32(m, b * 128 + 64))
+        h = xh + b * 8 * SLOTS
+        a = sum_bytes(tile_zero_i(W), w + b * 512, xq + b * 32 * SLOTS, SLOTS)
         acc = tile_scale(acc, a, load_f32(d, b * 64), xd + b * 4 * SLOTS)
+        acc = tile_scale(acc, tile_start(W, h), load_f32(m, b * 128), xd + b * 4 * SLOTS)
+        acc = tile_scale(acc, tile_start(W, h + 4 * SLOTS), load_f32(m, b * 128 + 64), xd + b * 4 * SLOTS)
     return acc
 
 
@@ -259,5 +278,8 @@ def make_matmul(dot, unpack, gemm, quant_bytes, scale_bytes):
     return matmul
 
 
-gemm_4bit = gemm_scaled(tile_start)  # zero point 8
-gemm_5bit = gemm_scaled(tile_start2)  # zero point 16
+gemm_4bit = gemm_scaled(tile_start, sum_bytes)  # zero point 8
+gemm_5bit = gemm_scaled(tile_start2, sum_bytes)  # zero point 16
+gemm_signed = gemm_scaled(tile_start_signed, sum_signed)
+gemm_q3 = gemm_halves(tile_start_eighth)  # zero point 4
+gemm_q6 = gemm_halves(tile_start)  # zero point 32

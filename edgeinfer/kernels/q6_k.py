@@ -25,7 +25,7 @@ from ..runtime.simd import (
 from ..runtime.tile import slots_of, tile_add_times_i, tile_dot, tile_scale, tile_start, tile_times_i, tile_zero_f
 from ..runtime.vec import native
 from .embed import make_embed
-from .matmul import gemm_halves, make_matmul
+from .matmul import gemm_q6, make_matmul
 from .pack import make_pack
 
 U0, U1, U2, U3 = (bits(2 * v, 3, 4) for v in range(4))  # the upper two bits of quad v, in place
@@ -127,7 +127,7 @@ def decode_block(source, x, scale):
 
 
 KERNELS = {
-    "matmul.q6_k": make_matmul(dot, unpack, gemm_halves, 384, 36),
+    "matmul.q6_k": make_matmul(dot, unpack, gemm_q6, 384, 36),
     "pack.q6_k": make_pack(pack_block, 210, 8, 3072, 288),
     "embed.q6_k": make_embed(decode_block, 210, 256),
 }

@@ -1,18 +1,16 @@
-"""Q8_0: w = d q. Packed: 512 bytes q + 128 (unsigned, as the byte product wants one side) and 16 f16 scales a block."""
+"""Q8_0: w = d q. Packed: 512 bytes in the form of the signed product and 16 f16 scales a block."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from ..runtime.memory import load_half, load_s8, load_s32, load_u16, store_float, store_s32, store_u16
-from ..runtime.simd import load_f16, to_f32
-from ..runtime.tile import slots_of, tile_scale, tile_start16, tile_zero_f
+from ..runtime.simd import load_f16, signed_form, to_f32
+from ..runtime.tile import slots_of, tile_scale, tile_start_signed, tile_zero_f
 from ..runtime.vec import native
 from .embed import make_embed
-from .matmul import make_matmul, sum_bytes_wide
+from .matmul import make_matmul, sum_signed
 from .pack import make_pack
-
-FLIP = np.int32(-0x7F7F7F80)  # 0x80 in every byte
 
 
 @native
@@ -20,14 +18,14 @@ def dot(W, q, s, xq, xd, xs, xh, nb):
     S = slots_of(W)
     acc = tile_zero_f(W)
     for b in range(nb):
-        a = sum_bytes_wide(tile_start16(W, xs + b * 4 * S), q + b * 512, xq + b * 32 * S, S)
+        a = sum_signed(tile_start_signed(W, xs + b * 4 * S), q + b * 512, xq + b * 32 * S, S)
         acc = tile_scale(acc, a, to_f32(load_f16(s, b * 32)), xd + b * 4 * S)
     return acc
 
 
 def pack_block(source, q, s, r):
     for v in range(8):
-        store_s32(q, v * 64 + r * 4, load_s32(source, 2 + v * 4) ^ FLIP)
+        store_s32(q, v * 64 + r * 4, signed_form(load_s32(source, 2 + v * 4)))
     store_u16(s, r * 2, load_u16(source, 0))
 
 

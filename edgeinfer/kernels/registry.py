@@ -6,11 +6,32 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..runtime import threads_native
-from . import attention, floats, logits, norm, q4_0, q4_1, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0, rope, short_conv
+from . import (
+    attention,
+    floats,
+    iq4_nl,
+    iq4_xs,
+    logits,
+    mxfp4,
+    norm,
+    q2_k,
+    q3_k,
+    q4_0,
+    q4_1,
+    q4_k,
+    q5_0,
+    q5_1,
+    q5_k,
+    q6_k,
+    q8_0,
+    rope,
+    short_conv,
+)
 from .experts import experts_kernels
 
-QUANTIZED = (q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k)
-MODULES = (norm, rope, attention, short_conv, logits, floats, *QUANTIZED)
+QUANTIZED = (q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4)
+FORMATS = (floats, *QUANTIZED)
+MODULES = (norm, rope, attention, short_conv, logits, *FORMATS)
 
 KERNELS: Mapping[str, Callable[..., Any]] = {
     "runtime.run": threads_native.run,

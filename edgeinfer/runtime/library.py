@@ -28,7 +28,15 @@ __all__ = ["KernelLibrary", "object_path", "symbol_of"]
 
 Progress = Callable[[str], None]
 _PACKAGE = Path(__file__).resolve().parent.parent
-_SOURCES = ("runtime/*.py", "kernels/*.py", "plan/fields.py", "plan/packing.py")  # what the machine code is made of
+# What the machine code is made of; the two formats bring tables.
+_SOURCES = (
+    "runtime/*.py",
+    "kernels/*.py",
+    "plan/fields.py",
+    "plan/packing.py",
+    "formats/iq4_nl.py",
+    "formats/mxfp4.py",
+)
 KERNEL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 4)
 
 

@@ -6,7 +6,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from .simd import emit_to_f32
+from .simd import emit_power, emit_to_f32
 from .vec import ADDRESS, F16, F32, F64, I8, I16, I32, I64, declare, load_scalar, op, pointer, splat, target
 
 
@@ -46,6 +46,8 @@ def _half(b, a, o):
 
 
 load_half = op(types.float32, [ADDRESS, ADDRESS], _half)
+# 2^(byte - 128)
+load_power = op(types.float32, [ADDRESS, ADDRESS], lambda b, a, o: emit_power(b, b.zext(load_scalar(b, a, o, I8), I32)))
 
 # Fields of a step or state record are 8-byte words.
 field = op(types.int64, [ADDRESS, ADDRESS], lambda b, a, i: b.load(pointer(b, a, b.mul(i, I64(8)), I64), align=8))

@@ -11,6 +11,7 @@ from numba import types
 from .vec import (
     ADDRESS,
     F32,
+    I1,
     I8,
     I16,
     I32,
@@ -137,6 +138,18 @@ def _bf16(b, a, o):
 load_bf16 = op(f32x16, [ADDRESS, ADDRESS], _bf16)
 
 
+def emit_power(b, e):
+    """2^(e - 128) as float32, e an integer 0 .. 255 (or a vector of them): the two least powers are subnormal."""
+    word = e.type
+    constant = (lambda v: const(word, v)) if isinstance(word, ir.VectorType) else word
+    normal = b.shl(b.sub(e, constant(1)), constant(23))
+    bits = b.select(b.icmp_signed("<", e, constant(2)), b.shl(constant(0x00200000), e), normal)
+    return b.bitcast(bits, FX if isinstance(word, ir.VectorType) else F32)
+
+
+power_of_two = op(f32x16, [i32x16], emit_power)  # 2^(x - 128)
+
+
 def _fold(combine):
     """Reduce 16 lanes by halves: one fixed order on every machine."""
 
@@ -155,64 +168,61 @@ sum_i = op(types.int32, [i32x16], _fold(lambda b, x, y: b.add(x, y)))
 top_f = op(types.float32, [f32x16], _fold(lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), x, y)))
 
 
-# ---- the product of bytes: acc[lane] += sum of 4 products u8 x s8 -----------------------------------------------------
+# ---- products of bytes: acc[lane] += sum of 4 products ----------------------------------------------------------------
+#
+# `dot` takes 0 .. 127 times signed bytes. `dot_signed` takes signed bytes times signed bytes; where the instruction wants
+# one side unsigned, that side is stored with 128 added to each byte, and the sum starts at -128 times the other side's sum.
+
+
+def biased():
+    """Whether signed weights are stored with 128 added."""
+    return target().dot.startswith("vpdpbusd")
 
 
 def _bytes(b, x):
     return b.bitcast(x, ir.VectorType(I8, x.type.count * 4))
 
 
-def _dot_512(b, acc, u, s, _wide):
+def _dot_512(b, acc, u, s, _signed):
     byte = ir.VectorType(I8, 64)
     f = declare(b, "llvm.x86.avx512.vpdpbusd.512", IX, [IX, byte, byte])
     return b.call(f, (acc, _bytes(b, u), _bytes(b, s)))
 
 
-def _dot_256(b, acc, u, s, _wide):
+def _dot_256(b, acc, u, s, _signed):
     half, byte = ir.VectorType(I32, 8), ir.VectorType(I8, 32)
     f = declare(b, "llvm.x86.avx512.vpdpbusd.256", half, [half, byte, byte])
     cut = [[part(b, v, i, 8) for v in (acc, u, s)] for i in (0, 8)]
     return join(b, [b.call(f, (a, _bytes(b, x), _bytes(b, y))) for a, x, y in cut])
 
 
-def _dot_avx2(b, acc, u, s, wide):
-    """Pairs are summed in 16 bits, which holds 2 x 127 x 127 but not 2 x 255 x 127: a full byte is split at bit 7."""
+def _dot_avx2(b, acc, u, s, signed):
+    """Pairs are summed in 16 bits, which holds 2 x 128 x 127. A sign of the weight goes over to the other side."""
     byte, word, half = ir.VectorType(I8, 32), ir.VectorType(I16, 16), ir.VectorType(I32, 8)
     multiply = declare(b, "llvm.x86.avx2.pmadd.ub.sw", word, [byte, byte])
     widen = declare(b, "llvm.x86.avx2.pmadd.wd", half, [word, word])
-
-    def product(x, y):
-        return b.call(widen, (b.call(multiply, (_bytes(b, x), _bytes(b, y))), const(word, 1)))
+    sign = declare(b, "llvm.x86.avx2.psign.b", byte, [byte, byte])
+    size = declare(b, "llvm.abs.v32i8", byte, [byte, I1])
 
     def one(a, x, y):
-        if not wide:
-            return b.add(a, product(x, y))
-        low = product(b.and_(x, const(half, 0x7F7F7F7F)), y)
-        high = product(b.and_(x, const(half, -0x7F7F7F80)), y)
-        return b.add(a, b.add(low, high))
+        x, y = _bytes(b, x), _bytes(b, y)
+        if signed:
+            x, y = b.call(size, (x, I1(0))), b.call(sign, (y, x))
+        return b.add(a, b.call(widen, (b.call(multiply, (x, y)), const(word, 1))))
 
     return join(b, [one(*(part(b, v, i, 8) for v in (acc, u, s))) for i in (0, 8)])
 
 
-def _dot_neon(b, acc, u, s, wide):
-    """sdot takes signed bytes: a full byte u is taken as (u - 128), and 64 + 64 times s is added back."""
+def _dot_neon(b, acc, u, s, _signed):
     quad, byte = ir.VectorType(I32, 4), ir.VectorType(I8, 16)
     f = declare(b, "llvm.aarch64.neon.sdot.v4i32.v16i8", quad, [quad, byte, byte])
-
-    def one(a, x, y):
-        x, y = _bytes(b, x), _bytes(b, y)
-        if wide:  # u = (u - 128) + 64 + 64
-            a = b.call(f, (a, b.xor(x, const(byte, -128)), y))
-            return b.call(f, (b.call(f, (a, const(byte, 64), y)), const(byte, 64), y))
-        return b.call(f, (a, x, y))
-
-    return join(b, [one(*(part(b, v, i, 4) for v in (acc, u, s))) for i in (0, 4, 8, 12)])
+    cut = [[part(b, v, i, 4) for v in (acc, u, s)] for i in (0, 4, 8, 12)]
+    return join(b, [b.call(f, (a, _bytes(b, x), _bytes(b, y))) for a, x, y in cut])
 
 
-def _dot_plain(b, acc, u, s, _wide):
+def _dot_plain(b, acc, u, s, _signed):
     for k in range(4):
-        x = b.and_(b.lshr(u, const(IX, 8 * k)), const(IX, 255))
-        y = b.ashr(b.shl(s, const(IX, 24 - 8 * k)), const(IX, 24))
+        x, y = (b.ashr(b.shl(v, const(IX, 24 - 8 * k)), const(IX, 24)) for v in (u, s))
         acc = b.add(acc, b.mul(x, y))
     return acc
 
@@ -222,9 +232,36 @@ _DOTS = {
 }  # fmt: skip
 
 
-def emit_dot(b, acc, u, s, wide):
-    """Four products per lane added to acc, exactly; `wide` says that u may be above 127."""
-    return _DOTS[target().dot](b, acc, u, s, wide)
+def emit_dot(b, acc, u, s, signed):
+    """Four products per lane added to acc, exactly; u is 0 .. 127, or `signed` as above."""
+    return _DOTS[target().dot](b, acc, u, s, signed)
+
+
+signed_form = op(types.int32, [types.int32], lambda b, x: b.xor(x, I32(-0x7F7F7F80)) if biased() else x)  # of 4 bytes
+
+
+# ---- tables of 16 bytes -----------------------------------------------------------------------------------------------
+
+# The byte shuffle, by the width of the set's registers in bytes.
+_SHUFFLES = {
+    64: "llvm.x86.avx512.pshuf.b.512", 32: "llvm.x86.avx2.pshuf.b", 16: "llvm.x86.ssse3.pshuf.b.128",
+}  # fmt: skip
+_SHUFFLE_BYTES = {"vpdpbusd512": 64, "vpdpbusd256": 32, "pmaddubsw": 32}
+
+
+def lookup(table):
+    """An operation that replaces each byte 0 .. 15 by the table's signed byte, in the form that `dot_signed` takes."""
+
+    def emit(b, x):
+        n = _SHUFFLE_BYTES.get(target().dot, 16)
+        byte = ir.VectorType(I8, n)
+        values = ir.Constant(byte, [(v + 128 if biased() else v) & 255 for v in table] * (n // 16))
+        arm = target().arch == "aarch64"
+        f = declare(b, "llvm.aarch64.neon.tbl1.v16i8" if arm else _SHUFFLES[n], byte, [byte, byte])
+        parts = [b.call(f, (values, _bytes(b, part(b, x, i, n // 4)))) for i in range(0, 16, n // 4)]
+        return join(b, [b.bitcast(p, ir.VectorType(I32, n // 4)) for p in parts])
+
+    return op(i32x16, [i32x16], emit)
 
 
 # ---- functions ------------------------------------------------------------------------------------------------------

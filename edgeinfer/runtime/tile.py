@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from numba import types
 
-from .simd import FX, IX, emit_dot, emit_fma, f32x16, i32x16
+from .simd import FX, IX, biased, emit_dot, emit_fma, f32x16, i32x16
 from .vec import ADDRESS, F32, I32, I64, Tile, Width, const, generic_op, load_scalar, pack, pointer, splat, unpack
 
 W1, W2, W3, W4, W8 = Width(1, 1), Width(2, 8), Width(3, 8), Width(4, 8), Width(8, 8)
@@ -33,36 +33,40 @@ def _zero(vec, ll, zero):
 tile_zero_f, tile_zero_i = _zero(f32x16, FX, 0.0), _zero(i32x16, IX, 0)
 
 
-def _start(shift):
-    """Accumulators that start at (a broadcast int32 per token) << shift: a zero point for free."""
+def _start(change):
+    """Accumulators that start at change(builder, an int32 per token), broadcast: a zero point for free."""
 
     def rule(w, _address):
         t = _tile(w, i32x16)
 
         def emit(b, _, a):
             words = [load_scalar(b, a, 4 * i, I32) for i in range(w.count)]
-            return pack(b, t, [splat(b, b.shl(x, I32(shift)) if shift else x) for x in words])
+            return pack(b, t, [splat(b, change(b, x)) for x in words])
 
         return t, [w, ADDRESS], emit
 
     return generic_op(2, rule)
 
 
-tile_start, tile_start2, tile_start16 = _start(0), _start(1), _start(4)
+tile_start = _start(lambda b, x: x)
+tile_start2 = _start(lambda b, x: b.shl(x, I32(1)))
+tile_start_eighth = _start(lambda b, x: b.ashr(x, I32(3)))  # exact: sums are held times -8 or -32
+# Of signed products: -128 x the sum from -8 x the sum, where the weights carry 128 too much.
+tile_start_signed = _start(lambda b, x: b.shl(x, I32(4)) if biased() else I32(0))
 
 
-def _dot(wide):
+def _dot(signed):
     def rule(acc, w, _address):
         def emit(b, x, v, a):
             words = [splat(b, load_scalar(b, a, 4 * i, I32)) for i in range(acc.count)]
-            return pack(b, acc, [emit_dot(b, p, v, s, wide) for p, s in zip(unpack(b, x), words, strict=True)])
+            return pack(b, acc, [emit_dot(b, p, v, s, signed) for p, s in zip(unpack(b, x), words, strict=True)])
 
         return acc, [acc, w, ADDRESS], emit
 
     return generic_op(3, rule)
 
 
-tile_dot, tile_dot_wide = _dot(False), _dot(True)
+tile_dot, tile_dot_signed = _dot(False), _dot(True)
 
 
 def _scale_rule(acc, ints, scale, _address):

@@ -17,7 +17,7 @@ from numba.extending import typeof_impl
 
 from .isa import ISA, choose
 
-I8, I16, I32, I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
+I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
 F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 ELEMENTS = {"i8": I8, "i16": I16, "i32": I32, "f16": F16, "f32": F32}
 ADDRESS = types.intp

@@ -17,12 +17,14 @@ from pathlib import Path
 import pytest
 
 from edgeinfer.errors import SettingError
+from edgeinfer.formats import FORMATS
 from edgeinfer.runtime.isa import find
 from edgeinfer.settings import child_environment
 
 from ..models import ROOT
 
-MATMULS = tuple(f"matmul.{name}" for name in ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k"))
+QUANTS = [fmt for fmt in FORMATS.values() if fmt.native and fmt.block_size > 1]
+MATMULS = tuple(f"matmul.{fmt.name.lower()}" for fmt in QUANTS)
 THREADS = ("runtime.run", "runtime.work", "runtime.stop")
 JOBS = (  # long ones first
     ("aarch64/dotprod", MATMULS[1::2]),

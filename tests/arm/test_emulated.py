@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edgeinfer.formats import FORMATS
 from edgeinfer.runtime.isa import choose
 from edgeinfer.runtime.library import object_path
 from edgeinfer.settings import child_environment
@@ -30,8 +31,8 @@ from . import guest
 
 pytestmark = pytest.mark.slow
 
-FORMATS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
-MODELS = (*FORMATS, "gemma3-mixed", "gemma3-Q8_0")
+TYPES = tuple(fmt.name for fmt in FORMATS.values() if fmt.native)
+MODELS = (*TYPES, "gemma3-mixed", "gemma3-Q8_0")
 CASES = (*MODELS, "Q4_K@q8_0", "gemma3-mixed@q4_0")  # @: the type of the KV cache, else f16
 CPUS = {"dotprod": "cortex-a76", "portable": "cortex-a72"}  # Pi 5, Pi 4
 UNAVAILABLE = 77
@@ -102,7 +103,7 @@ def kernels() -> list[str]:
 def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What guest.py takes for each of CASES: a tiny model file, and the type of the KV cache."""
     folder = tmp_path_factory.mktemp("models")
-    made = {name: build_tiny(folder / name, types={"default": name}) for name in FORMATS}
+    made = {name: build_tiny(folder / name, types={"default": name}) for name in TYPES}
     mixed = {
         "default": "Q4_K", "attn_q": "Q5_0", "attn_k": "Q5_0", "attn_v": "Q8_0", "ffn_down": "Q6_K", "token_embd": "Q8_0",
     }  # fmt: skip

@@ -90,8 +90,8 @@ def test_dequantize_of_any_bytes_is_exact(fmt: Format) -> None:
 
 # Where each type keeps its f16 numbers, by which a whole block can become subnormal, infinite or NaN.
 F16_AT = {
-    **{name: (0,) for name in ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS")}, "Q3_K": (108,), "Q6_K": (208,),
-    **{name: (0, 2) for name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K")}, "Q2_K": (80, 82),
+    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)), "Q3_K": (108,), "Q6_K": (208,),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)), "Q2_K": (80, 82),
 }  # fmt: skip
 # zeros, the least and the largest subnormal, the least normal, the largest, infinities, quiet and signalling NaN
 ODD_F16 = (0x0000, 0x8000, 0x0001, 0x83FF, 0x0400, 0x7BFF, 0x7C00, 0xFC00, 0x7E00, 0x7C01)

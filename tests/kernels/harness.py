@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer.formats import Format
+from edgeinfer.formats import FORMATS, Format
 from edgeinfer.plan.fields import FIELDS
 from edgeinfer.plan.packing import packed_bytes
 from edgeinfer.plan.program import Matrix, Part
@@ -32,11 +32,15 @@ from edgeinfer.runtime.layout import (
 from edgeinfer.runtime.library import KernelLibrary
 from edgeinfer.settings import settings
 
-__all__ = ["ISAS", "Buffer", "Kernels", "kernels_of", "random_rows", "tiles"]
+__all__ = ["ISAS", "SCALES", "Buffer", "Kernels", "kernels_of", "random_rows", "tiles"]
 
 ISAS = [isa.name for isa in available()]
 THREAD_BYTES = 1 << 20
-SCALES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2)}
+# Where each type keeps its f16 scales; MXFP4 has an exponent in its first byte.
+SCALES = {
+    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
+    "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": (),
+}  # fmt: skip
 
 
 class Buffer:
@@ -122,7 +126,7 @@ def kernels_of(name: str) -> Kernels:
     kernels = Kernels(name)
     steps = ("embed", "matmul", "matmul_float", "pack")
     floats = ("f32", "f16", "bf16")
-    quants = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k")
+    quants = tuple(fmt.name.lower() for fmt in FORMATS.values() if fmt.native and fmt.name.lower() not in floats)
     names = [f"matmul.{x}" for x in reversed(quants)] + [f"matmul_float.{x}" for x in floats]
     names += [f"{step}.{x}" for step in steps if step in ("embed", "pack") for x in (*floats, *quants)]
     kernels.library.ensure([*names, "norm", "softcap", "logits.finite", "logits.argmax", "logits.top_k"])
@@ -137,7 +141,9 @@ def random_rows(fmt: Format, rows: int, cols: int, rng: np.random.Generator) -> 
         assert fmt.quantize is not None
         return fmt.quantize(values)
     blocks = rng.integers(0, 256, (n, fmt.block_bytes), dtype=np.uint8)
-    for at in SCALES.get(fmt.name, (208,)):
+    if fmt.name == "MXFP4":
+        blocks[:, 0] = rng.integers(116, 124, n)
+    for at in SCALES[fmt.name]:
         scale = rng.uniform(0.005, 0.02, n) * rng.choice([-1, 1], n)
         blocks[:, at : at + 2] = scale.astype(np.float16)[:, None].view(np.uint8)
     return blocks.reshape(rows, -1)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgeinfer.formats import FORMATS, Format, by_name
 from edgeinfer.plan.fields import MODES
-from tests.kernels.harness import ISAS, THREAD_BYTES, Buffer, Kernels, kernels_of, random_rows, tiles
+from tests.kernels.harness import ISAS, SCALES, THREAD_BYTES, Buffer, Kernels, kernels_of, random_rows, tiles
 
 NATIVE = [fmt.name for fmt in FORMATS.values() if fmt.native]
 FLOATS = ("F32", "F16", "BF16")
@@ -108,7 +108,7 @@ def test_products(isa: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("name", ["Q4_K", "Q8_0", "Q6_K", "F16"])
+@pytest.mark.parametrize("name", ["Q4_K", "Q8_0", "Q6_K", "Q2_K", "Q3_K", "IQ4_XS", "MXFP4", "F16"])
 def test_no_token_is_special(isa: str, name: str) -> None:
     """Each token alone gives what it gives in company, wherever it stands in a tile."""
     problem = Problem(kernels_of(isa), by_name(name), 256, n=17)
@@ -194,7 +194,9 @@ def test_extreme_values_do_not_overflow(isa: str, name: str) -> None:
     if fmt.block_size > 1:
         raw: NDArray[np.uint8] = np.full((32, 768 // fmt.block_size, fmt.block_bytes), 0xFF, np.uint8)
         raw[16:] = 0x7F if fmt.name == "Q8_0" else 0
-        for at in {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}.get(fmt.name, (0,)):
+        if fmt.name == "MXFP4":
+            raw[:, :, 0] = 127
+        for at in SCALES[fmt.name]:
             raw[:, :, at : at + 2] = np.array([0.5], np.float16).view(np.uint8)
         if fmt.name == "Q8_0":
             raw[:16, :, 2:] = 0x80  # -128

@@ -53,7 +53,7 @@ def test_packed_size_is_the_file_size_or_a_little_more(name: str) -> None:
     fmt = by_name(name)
     matrix = Matrix((Part("a", 32),), 512, name)
     total, file = sum(packed_bytes(matrix)), 32 * fmt.n_bytes(512)
-    assert total == file if name not in ("q4_k", "q5_k") else file < total < 1.03 * file
+    assert total == file if name not in ("q3_k", "q4_k", "q5_k", "iq4_xs") else file < total < 1.04 * file
 
 
 def test_steps_fit_in_their_record() -> None:
