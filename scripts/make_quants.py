@@ -34,8 +34,8 @@ ROWS = 128
 
 # Our name -> llama.cpp's number of the recipe; all tensors get the type itself where it is `pure`.
 TYPES = {
-    "F32": 0, "F16": 1, "BF16": 32, "Q8_0": 7, "Q6_K": 18, "Q5_K_M": 17, "Q5_1": 9, "Q5_0": 8, "Q4_K_M": 15, "Q4_1": 3, "Q4_0": 2,
-    "Q3_K_M": 12, "Q2_K": 10, "IQ4_NL": 25, "IQ4_XS": 30, "MXFP4": 38,
+    "F32": 0, "F16": 1, "BF16": 32, "Q8_0": 7, "Q6_K": 18, "Q5_K_M": 17, "Q5_1": 9, "Q5_0": 8, "Q4_K_M": 15, "Q4_1": 3,
+    "Q4_0": 2, "Q3_K_M": 12, "Q2_K": 10, "IQ4_NL": 25, "IQ4_XS": 30, "MXFP4": 38,
 }  # fmt: skip
 PURE = ("MXFP4",)  # the recipe leaves all but experts at Q8_0
 
@@ -92,6 +92,7 @@ def wide(path: Path, width: int = 1024, layers: int = 6) -> Path:
             writer.add_key_value(key, field.contents(), kind, field.types[-1] if len(field.types) > 1 else None)
     n_vocab = len(reader.fields["tokenizer.ggml.tokens"].data)
     heads, kv_heads, n_ff = 16, 4, 3 * width
+    n_kv = width * kv_heads // heads
     writer.add_context_length(2048)
     writer.add_embedding_length(width)
     writer.add_block_count(layers)
@@ -113,7 +114,7 @@ def wide(path: Path, width: int = 1024, layers: int = 6) -> Path:
         for norm in ("attn_norm", "ffn_norm"):
             writer.add_tensor(f"blk.{i}.{norm}.weight", np.ones(width, np.float32))
         shapes = {
-            "attn_q": (width, width), "attn_k": (width * kv_heads // heads, width), "attn_v": (width * kv_heads // heads, width),
+            "attn_q": (width, width), "attn_k": (n_kv, width), "attn_v": (n_kv, width),
             "attn_output": (width, width), "ffn_gate": (n_ff, width), "ffn_up": (n_ff, width), "ffn_down": (width, n_ff),
         }  # fmt: skip
         for name, (rows, cols) in shapes.items():

@@ -12,8 +12,8 @@ from ..plan.fields import indices
 from ..runtime.layout import STATE_N, STATE_N_OUT
 from ..runtime.memory import field, load_float, load_half, load_u16, load_u32, store_float, store_s32, store_u16
 from ..runtime.simd import load_bf16, load_f16, load_f32, to_f32
-from ..runtime.tile import W1, W4, tile_add, tile_fma, tile_zero_f
-from ..runtime.vec import F32, native, op
+from ..runtime.tile import W1, W2, W4, count_of, tile_add, tile_fma, tile_zero_f
+from ..runtime.vec import F32, native, op, target
 from .embed import make_embed
 from .layout import share_start, thread_memory
 from .matmul import biased, finish, finish_pair, rows_alternate
@@ -22,6 +22,9 @@ from .pack import make_pack
 (WEIGHTS, H, H_STRIDE, COLS, GROUPS, Y, Y_STRIDE, MODE, ROWS, PRIVATE, TMP, BIAS) = indices(
     "matmul_float", "weights h h_stride cols groups y y_stride mode rows private tmp bias"
 )
+
+
+W_FLOAT = {8: W4, 4: W2, 2: W2}[target().width]  # four sums a token must fit in the registers
 
 
 def make_group(load, size):
@@ -50,17 +53,20 @@ def make_float_matmul(load, size):
     group = make_group(load, size)
 
     @native
-    def groups_of(W, w, g0, g1, h, h_stride, cols, y, y_stride, mode, tmp, bias):
+    def groups_of(W, w, g0, g1, h, h_stride, cols, m, y, y_stride, mode, tmp, bias):
+        """Groups g0..g1 times m tokens: a group meets all its tokens while it is in the cache."""
         n = cols * 16 * size
-        if rows_alternate(mode):
-            for g in range(g0, g1, 2):
-                gate = biased(group(W, w + g * n, h, h_stride, cols), bias, g)
-                up = biased(group(W, w + (g + 1) * n, h, h_stride, cols), bias, g + 1)
-                finish_pair(gate, up, y + g * 32, y_stride, mode, tmp)
-        else:
-            for g in range(g0, g1):
-                acc = biased(group(W, w + g * n, h, h_stride, cols), bias, g)
-                finish(W, acc, y + g * 64, y_stride, mode, tmp)
+        each = 2 if rows_alternate(mode) else 1
+        for g in range(g0, g1, each):
+            for t in range(0, m, count_of(W)):
+                x = h + t * h_stride
+                out = y + t * y_stride
+                acc = biased(group(W, w + g * n, x, h_stride, cols), bias, g)
+                if each == 2:
+                    up = biased(group(W, w + (g + 1) * n, x, h_stride, cols), bias, g + 1)
+                    finish_pair(acc, up, out + g * 32, y_stride, mode, tmp)
+                else:
+                    finish(W, acc, out + g * 64, y_stride, mode, tmp)
 
     def matmul_float(step, state, ith, nth):
         m = field(state, STATE_N_OUT) if field(step, ROWS) != 0 else field(state, STATE_N)
@@ -81,10 +87,9 @@ def make_float_matmul(load, size):
         tmp = memory + field(step, TMP)
         bias = field(step, BIAS)
         if m == 1:
-            groups_of(W1, w, g0, g1, h, h_stride, cols, y, y_stride, mode, tmp, bias)
-        else:
-            for t in range(0, m, 4):
-                groups_of(W4, w, g0, g1, h + t * h_stride, h_stride, cols, y + t * y_stride, y_stride, mode, tmp, bias)
+            groups_of(W1, w, g0, g1, h, h_stride, cols, m, y, y_stride, mode, tmp, bias)
+        elif m > 0:
+            groups_of(W_FLOAT, w, g0, g1, h, h_stride, cols, m, y, y_stride, mode, tmp, bias)
 
     return matmul_float
 

@@ -22,7 +22,10 @@ def unsupported_reason(info: TensorInfo) -> str | None:
         return None
     if info.format is not None and info.format.withdrawn:
         return f"{info.type_name}: {info.format.withdrawn}"
-    return f"{info.type_name}, which the native engine does not run; it runs {_native_names()}: re-quantize the model"
+    return (
+        f"{info.type_name}, which the native engine does not run: get the same model in another quant (Q4_K_M, say; it runs "
+        f"{_native_names()}), or run this file with llama.cpp"
+    )
 
 
 class Weights:

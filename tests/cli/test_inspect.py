@@ -118,7 +118,7 @@ def test_colours_on_a_terminal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("type_id", "wanted"), [(36, "re-quantize"), (39, "MXFP4"), (23, "IQ4_XS"), (200, "unknown (200)")]
+    ("type_id", "wanted"), [(36, "re-quantize"), (40, "NVFP4"), (16, "IQ2_XXS"), (200, "unknown (200)")]
 )
 def test_types_that_do_not_run_are_listed(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, type_id: int, wanted: str

@@ -16,7 +16,7 @@ from edgeinfer.runtime.library import object_path
 __all__ = ["NAMES", "main"]
 
 NAMES = ("probe.exp", "probe.silu", "probe.gelu", "probe.to_half", "probe.from_half", "probe.half_scalar", "probe.bf16",
-         "probe.sums", "probe.top", "probe.round")  # fmt: skip
+         "probe.sums", "probe.top", "probe.round", "probe.power", "probe.power_scalar")  # fmt: skip
 
 
 def main(folder: Path, isa_name: str) -> int:
@@ -66,8 +66,19 @@ def main(folder: Path, isa_name: str) -> int:
         for i in range(field(step, 2)):
             store_f32(field(step, 1), i * 64, load_bf16(field(step, 0), i * 32))
 
+    load_i8, from_u8, power, load_power = simd.load_i8, simd.from_u8, simd.power_of_two, memory.load_power
+
+    def powers(step, _state, _ith, _nth):  # type: ignore[no-untyped-def]
+        for i in range(field(step, 2)):
+            store_f32(field(step, 1), i * 64, power(from_u8(load_i8(field(step, 0), i * 16))))
+
+    def powers_scalar(step, _state, _ith, _nth):  # type: ignore[no-untyped-def]
+        for i in range(field(step, 2) * 16):
+            store_float(field(step, 1), i * 4, load_power(field(step, 0), i))
+
     functions = (over_floats(simd.exp_f), over_floats(simd.silu_f), over_floats(simd.gelu_f), to_half, from_half,
-                 half_scalar, bf16, over_scalars(simd.sum_f), over_scalars(simd.top_f), over_floats(simd.round_f))  # fmt: skip
+                 half_scalar, bf16, over_scalars(simd.sum_f), over_scalars(simd.top_f), over_floats(simd.round_f),
+                 powers, powers_scalar)  # fmt: skip
     for name, function in zip(NAMES, functions, strict=True):
         code = compile_kernel(name, function, isa)
         object_path(folder, name).write_bytes(hashlib.sha256(code).hexdigest().encode() + b"\n" + code)

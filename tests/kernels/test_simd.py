@@ -130,6 +130,16 @@ def test_bf16_widens_exactly(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", ["power", "power_scalar"])
+def test_every_power_of_mxfp4_is_exact(isa: str, name: str) -> None:
+    """The two least are subnormal, and must not be flushed to zero."""
+    e = np.arange(256, dtype=np.uint8)
+    want = np.ldexp(np.float32(1), e.astype(np.int32) - 128)
+    np.testing.assert_array_equal(probe(isa, name, e, np.float32), want)
+    assert 0 < want[0] < want[1] < np.finfo(np.float32).tiny
+
+
+@pytest.mark.parametrize("isa", ISAS)
 def test_sums_fold_by_halves_in_one_order(isa: str) -> None:
     x = (np.random.default_rng(0).standard_normal((1000, 16)) * 10.0 ** np.arange(-8, 8)).astype(np.float32)
     want = x

@@ -216,14 +216,14 @@ def test_another_alignment(tmp_path: Path) -> None:
         assert file.data("b").view(np.float32).tolist() == [7.0] * 4
 
 
-@pytest.mark.parametrize("type_id", [4, 36, 23, 39, 200])
+@pytest.mark.parametrize("type_id", [4, 36, 16, 40, 200])
 def test_types_that_do_not_run_still_open(tmp_path: Path, type_id: int) -> None:
     """Case A7: a rare, unknown or withdrawn type does not hide the rest of the file."""
     tensors = [make.tensor("a", [256, 2]), make.tensor("odd", [256, 4], type_id, 2048), make.tensor("z", [8], 0, 4096)]
     with opened(tmp_path, make.gguf((), tensors, bytes(2048 + 2048 + 32))) as file:
         odd = file.tensors["odd"]
-        names = {4: "Q4_2", 36: "IQ4_NL_4_4", 23: "IQ4_XS", 39: "MXFP4", 200: "unknown (200)"}
-        sizes = {4: 2048, 36: 2048, 23: 4 * 136, 39: 32 * 17, 200: 2048}
+        names = {4: "Q4_2", 36: "IQ4_NL_4_4", 16: "IQ2_XXS", 40: "NVFP4", 200: "unknown (200)"}
+        sizes = {4: 2048, 36: 2048, 16: 4 * 66, 40: 16 * 36, 200: 2048}
         assert (odd.type_name, odd.n_bytes) == (names[type_id], sizes[type_id])
         assert (odd.format is None) == (type_id == 200)
         assert file.data("z").tolist() == [0] * 32
