@@ -37,6 +37,8 @@ TYPES = {
     "F32": 0, "F16": 1, "BF16": 32, "Q8_0": 7, "Q6_K": 18, "Q5_K_M": 17, "Q5_1": 9, "Q5_0": 8, "Q4_K_M": 15, "Q4_1": 3,
     "Q4_0": 2, "Q3_K_M": 12, "Q2_K": 10, "IQ4_NL": 25, "IQ4_XS": 30, "MXFP4": 38,
 }  # fmt: skip
+_SAID: list[str] = []  # llama.cpp's log
+_LISTENER: list[Any] = []  # its receiver, which must outlive every later call into the library
 PURE = ("MXFP4",)  # the recipe leaves all but experts at Q8_0
 
 
@@ -44,19 +46,21 @@ def quantize(source: Path, target: Path, name: str, pure: bool | None = None) ->
     """Write `source` as `target` in one of TYPES with llama.cpp's quantizer. Ends the program when that fails."""
     import llama_cpp
 
-    lines: list[str] = []
-    log = llama_cpp.llama_log_callback(lambda _level, text, _data: lines.append(text.decode("utf-8", "replace")))
-    llama_cpp.llama_log_set(log, ctypes.c_void_p(0))
+    _SAID.clear()
+    if not _LISTENER:
+        _LISTENER.append(
+            llama_cpp.llama_log_callback(lambda _, text, __: _SAID.append(text.decode("utf-8", "replace")))
+        )
+    llama_cpp.llama_log_set(_LISTENER[0], ctypes.c_void_p(0))
     params: Any = llama_cpp.llama_model_quantize_default_params()
     params.ftype, params.allow_requantize, params.nthread = TYPES[name], True, 2
     params.pure = name in PURE if pure is None else pure
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_suffix(".part")
     failed = llama_cpp.llama_model_quantize(str(source).encode(), str(part).encode(), ctypes.byref(params))
-    llama_cpp.llama_log_set(llama_cpp.llama_log_callback(lambda *_: None), ctypes.c_void_p(0))
     if failed:
         part.unlink(missing_ok=True)
-        raise SystemExit(f"llama.cpp could not make {target.name} of {source.name}: {''.join(lines[-3:]).strip()}")
+        raise SystemExit(f"llama.cpp could not make {target.name} of {source.name}: {''.join(_SAID[-3:]).strip()}")
     return part.replace(target)
 
 

@@ -25,7 +25,7 @@ def _scales(packed: NDArray[Any]) -> NDArray[Any]:
     """
     low = np.concatenate([packed[:, :8] & np.uint8(15), packed[:, :8] >> np.uint8(4)], axis=-1)
     top = (packed[:, None, 8:] >> np.array([0, 2, 4, 6], np.uint8).reshape(1, 4, 1)) & np.uint8(3)
-    return (low | (top.reshape(-1, 16) << np.uint8(4))).astype(np.int8) - np.int8(32)
+    return np.asarray((low | (top.reshape(-1, 16) << np.uint8(4))).astype(np.int8) - np.int8(32))
 
 
 def _decode(blocks: NDArray[Any]) -> NDArray[Any]:
