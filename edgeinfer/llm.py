@@ -98,6 +98,11 @@ class LLM:
         return self._engine.config
 
     @property
+    def engine(self) -> Any:
+        """The engine that computes, for measurements; its interface may change."""
+        return self._engine
+
+    @property
     def n_ctx(self) -> int:
         """The context in tokens: prompt and answer together."""
         return self._engine.n_ctx

@@ -19,6 +19,7 @@ from .errors import SettingError
 from .generate.params import SamplingParams
 from .llm import LLM
 from .profile.threads import choose_threads
+from .profile.tuned import find_tuned, with_tuned
 from .schedule.fingerprint import open_store
 from .schedule.options import ScheduleSettings
 from .schedule.prefix_cache import PrefixCache
@@ -55,10 +56,11 @@ def load(
     """Load a GGUF model by path, or by the name of one that was pulled, and return it ready to answer.
 
     n_ctx is the context in tokens (default: what the model was trained with, at most 4096), n_batch the most tokens of
-    one prefill step, n_threads the threads to compute with (default: EDGEINFER_THREADS, else the cores this process may
-    use), seed makes the answers of this object repeatable in their order, progress is given lines of text while kernels
-    are compiled. n_kv is how many tokens all answers together and the prefix cache may hold (default: 2 n_ctx), kv_type
-    how they are stored ("f16", "q8_0", "q4_0").
+    one prefill step, n_threads the threads to compute with (default: EDGEINFER_THREADS, else what `edgeinfer bench
+    --tune-threads` found, else the cores this process may use; more than can run at once are not used), seed makes the
+    answers of this object repeatable in their order, progress is given lines of text while kernels are compiled. n_kv is
+    how many tokens all answers together and the prefix cache may hold (default: 2 n_ctx), kv_type how they are stored
+    ("f16", "q8_0", "q4_0").
 
     max_streams answers are made at once and max_queue requests wait, one more is refused with BusyError; split=False
     reads every prompt whole before answers go on (for benchmarks); `schedule` sets these and more in one record.
@@ -102,11 +104,14 @@ def load(
         weights = Weights(file, config)
         opened.callback(weights.close)
 
-        from .engine.native import NativeEngine
+        from .engine.native import NativeEngine, kernel_library
 
+        if threads.automatic:
+            threads = with_tuned(threads, find_tuned(settings, file.path, kernel_library(settings).folder.name))
         engine = NativeEngine(
-            weights, n_ctx=window, n_batch=n_batch, n_threads=threads.n_threads, progress=progress, **more
-        )
+            weights, n_ctx=window, n_batch=n_batch, n_threads=threads.n_threads, progress=progress,
+            phase_threads=threads.phases(), **more,
+        )  # fmt: skip
         opened.callback(engine.close)
         compile_s = getattr(engine, "compile_s", None)
         return LLM(

@@ -39,8 +39,9 @@ FRONT = "edgeinfer"  # edgeinfer/__init__.py: the public names, for users and fo
 ONLY = {
     "numba": ("runtime/", "kernels/", "engine/native.py"),
     "llvmlite": ("runtime/", "kernels/", "engine/native.py"),
-    "llama_cpp": ("engine/llamacpp.py",),
+    "llama_cpp": ("engine/llamacpp.py", "evaluate/llama_reference.py"),
     "llguidance": ("generate/grammar.py",),
+    "matplotlib": ("cli/bench_plot.py",),
     "click": ("cli/",),
     "prompt_toolkit": ("cli/",),
     "rich": ("cli/",),

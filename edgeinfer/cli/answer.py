@@ -56,7 +56,10 @@ def open_model(
 
     get_model(name, offline)
     with StatusLine(quiet) as status:
-        return load(name, n_ctx=n_ctx, n_threads=threads, seed=seed, progress=status, **options)
+        llm = load(name, n_ctx=n_ctx, n_threads=threads, seed=seed, progress=status, **options)
+    if llm.threads is not None and llm.threads.note:
+        say(f"note: {llm.threads.note}")
+    return llm
 
 
 def get_model(name: str, offline: bool) -> None:

@@ -20,17 +20,52 @@ if TYPE_CHECKING:
 
 __all__ = ["bench"]
 
-_ONE_STREAM: dict[str, Any] = {"pp": 512, "tg": 128, "repeats": 5}
+_ONE_STREAM: dict[str, Any] = {
+    "pp": (512,), "tg": (128,), "depth": (0,), "batch": (), "repeats": 5, "profile": False, "plot": None,
+    "tune_threads": False,
+}  # fmt: skip
 _MANY_STREAMS: dict[str, Any] = {
     "requests": 100, "prompt_tokens": "32:2048", "max_tokens": 128, "arrivals": "closed", "runs": 1, "shared_prefix": 0,
+    "no_split": False,
 }  # fmt: skip
+_TUNE = {"pp": (256,), "tg": (64,)}
+
+
+class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
+    """Whole numbers with commas between them."""
+
+    name = "N,N,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """The numbers, at least 0 each, none twice."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            found = tuple(dict.fromkeys(int(part) for part in str(value).split(",")))
+        except ValueError:
+            found = (-1,)
+        if any(number < 0 for number in found):
+            self.fail(f"{value!r} is not a list of whole numbers such as 128 or 32,128,512", param, ctx)
+        return found
+
+
+_NUMBERS = Numbers()
 
 
 @click.command()
 @click.argument("model", shell_complete=complete_model)
-@click.option("--pp", type=int, help="One stream: prompt tokens to read; 0 leaves it out.  [default: 512]")
-@click.option("--tg", type=int, help="One stream: tokens to write; 0 leaves it out.  [default: 128]")
+@click.option("--pp", type=_NUMBERS, help="One stream: prompt tokens to read; 0 leaves it out.  [default: 512]")
+@click.option("--tg", type=_NUMBERS, help="One stream: tokens to write; 0 leaves it out.  [default: 128]")
+@click.option("--depth", type=_NUMBERS, help="One stream: tokens in the context before that.  [default: 0]")
+@click.option(
+    "--batch", type=_NUMBERS, help="One stream: also steps of so many tokens, such as 1,2,4,8 (the verify curve)."
+)
 @click.option("--repeats", type=int, help="One stream: how often each is measured.  [default: 5]")
+@click.option("--profile", is_flag=True, default=None, help="One stream: also where the time goes, by operation.")
+@click.option("--plot", metavar="FILE.png", help="One stream: also a picture (needs edgeinfer[plot]).")
+@click.option(
+    "--tune-threads", is_flag=True, default=None, help="Find the fastest thread counts and use them from now on."
+)
 @click.option("--concurrency", type=int, help="Many streams: the most requests in flight.")
 @click.option("--requests", type=int, help="Many streams: how many requests.  [default: 100]")
 @click.option("--prompt-tokens", metavar="MIN:MAX", help="Lengths of their prompts.  [default: 32:2048]")
@@ -38,10 +73,12 @@ _MANY_STREAMS: dict[str, Any] = {
 @click.option("--arrivals", metavar="RULE", help="closed, poisson:RATE (a second) or burst:N@S.  [default: closed]")
 @click.option("--shared-prefix", type=int, help="The first tokens of all prompts are the same.  [default: 0]")
 @click.option("--runs", type=int, help="How often the whole load is put on; targets take turns.  [default: 1]")
-@click.option("--no-split", is_flag=True, help="Read every prompt whole before answers go on.")
-@click.option("--vs", multiple=True, metavar="OTHER", help="Compare with: unsplit, llamacpp, or a server's http://...")
+@click.option("--no-split", is_flag=True, default=None, help="Read every prompt whole before answers go on.")
+@click.option(
+    "--vs", multiple=True, metavar="OTHER", help="Compare with llamacpp; many streams: also unsplit, http://..."
+)
 @click.option("--n-ctx", type=int, help="Context in tokens of each stream.  [default: what the requests need]")
-@click.option("-t", "--threads", type=int, help="Threads to compute with.")
+@click.option("-t", "--threads", type=_NUMBERS, help="Threads to compute with; one stream: each of N,N,... in turn.")
 @click.option("--seed", type=int, default=0, help="Makes the prompts and arrivals.  [default: 0]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document with every figure and setting.")
 @click.option("--offline", is_flag=True, help="Never use the network.")
@@ -49,10 +86,9 @@ _MANY_STREAMS: dict[str, Any] = {
 def bench(
     model: str,
     concurrency: int | None,
-    no_split: bool,
     vs: tuple[str, ...],
     n_ctx: int | None,
-    threads: int | None,
+    threads: tuple[int, ...] | None,
     seed: int,
     as_json: bool,
     offline: bool,
@@ -61,35 +97,69 @@ def bench(
 ) -> int:
     """Measure how fast MODEL is on this machine.
 
-    Without --concurrency one stream is measured: a prompt read (pp) and an answer written (tg). With it, requests with
-    random prompts arrive and are answered at once, all of them greedy and of full length. Times are wall-clock times;
-    loading, compiling and a warm-up are figures of their own. Ctrl-C shows what was measured so far.
+    Without --concurrency one stream is measured: a prompt read (pp) and an answer written (tg), with how much of the
+    machine's read bandwidth (MBU) or of its dot-product peak that is. With it, requests with random prompts arrive and
+    are answered at once, all of them greedy and of full length. Times are wall-clock times; loading, compiling and a
+    warm-up are figures of their own. Ctrl-C shows what was measured so far.
 
     \b
     edgeinfer bench smollm2-135m
+    edgeinfer bench smollm2-135m --pp 32,128,512 --threads 1,2 --vs llamacpp
+    edgeinfer bench smollm2-135m --pp 0 --tg 64 --depth 0,4096 --profile
+    edgeinfer bench smollm2-135m --batch 1,2,4,8
+    edgeinfer bench smollm2-135m --tune-threads
     edgeinfer bench smollm2-135m --concurrency 16 --requests 500 --vs unsplit --vs llamacpp
-    edgeinfer bench smollm2-135m --concurrency 16 --arrivals poisson:0.5 --json
     """
     one, other = (_ONE_STREAM, _MANY_STREAMS) if concurrency is None else (_MANY_STREAMS, _ONE_STREAM)
     stray = [name for name in other if options[name] is not None]
-    if concurrency is None:
-        stray += ["no_split"] * no_split + ["vs"] * bool(vs)
     if stray:
         flag = "--" + stray[0].replace("_", "-")
         raise click.UsageError(f"{flag} goes {'with' if concurrency is None else 'without'} --concurrency")
-    chosen = {name: default if options[name] is None else options[name] for name, default in one.items()}
     if seed < 0:
         raise SettingError(f"--seed is {seed}; wanted a whole number, at least 0")
-    opener = _Opener(model, n_ctx, threads, offline, quiet)
+    if threads is not None and 0 in threads:
+        raise SettingError("--threads is 0; wanted at least 1")
+    if options["tune_threads"]:
+        one = {**one, **_TUNE}
+        _refuse_with_tuning(options, vs, threads)
+    chosen = {name: default if options[name] is None else options[name] for name, default in one.items()}
     if concurrency is None:
-        document, code = _one_stream(opener, seed, as_json, **chosen)
+        document, code = _one_stream(_Opener(model, n_ctx, None, offline, quiet), seed, as_json, vs, threads, chosen)
     else:
-        document, code = _many_streams(opener, seed, as_json, concurrency, no_split, vs, **chosen)
+        if threads is not None and len(threads) > 1:
+            raise click.UsageError("--threads takes one number with --concurrency")
+        opener = _Opener(model, n_ctx, threads[0] if threads else None, offline, quiet)
+        document, code = _many_streams(opener, seed, as_json, concurrency, vs=vs, **chosen)
     if as_json:
         click.echo(json.dumps(document, indent=2, allow_nan=False))
     for note in document["notes"]:
         say(f"note: {note}")
     return code
+
+
+def _refuse_with_tuning(options: dict[str, Any], vs: tuple[str, ...], threads: tuple[int, ...] | None) -> None:
+    stray = [name for name in ("depth", "batch", "profile", "plot") if options[name] is not None]
+    stray += ["vs"] * bool(vs) + ["threads"] * (threads is not None)
+    if stray:
+        raise click.UsageError(f"--{stray[0]} goes without --tune-threads")
+    for name in ("pp", "tg"):
+        if options[name] is not None and len(options[name]) != 1:
+            raise click.UsageError(f"--{name} takes one number with --tune-threads")
+
+
+def _one_stream(
+    opener: _Opener,
+    seed: int,
+    as_json: bool,
+    vs: tuple[str, ...],
+    threads: tuple[int, ...] | None,
+    chosen: dict[str, Any],
+) -> tuple[dict[str, Any], int]:
+    from .bench_single import SingleOptions, bench_single, tune_threads
+
+    if chosen.pop("tune_threads"):
+        return tune_threads(opener, chosen["pp"][0], chosen["tg"][0], chosen["repeats"], seed, as_json)
+    return bench_single(opener, SingleOptions(threads=threads or (), vs=vs, seed=seed, **chosen), as_json)
 
 
 @dataclass(frozen=True)
@@ -112,73 +182,12 @@ class _Opener:
             )
         return self.n_ctx
 
-    def open(self, n_ctx: int, **more: Any) -> LLM:
+    def open(self, n_ctx: int, threads: int | None = None, **more: Any) -> LLM:
         """Load it."""
         return open_model(
-            self.model, n_ctx=n_ctx, threads=self.threads, seed=None, offline=self.offline, quiet=self.quiet, **more
-        )
-
-
-def _facts(llm: LLM, **more: Any) -> dict[str, Any]:
-    n_threads = llm.threads.n_threads if llm.threads else None
-    return {"n_ctx": llm.n_ctx, "n_threads": n_threads, "load_s": llm.load_s, "compile_s": llm.compile_s, **more}
-
-
-def _bos(llm: LLM) -> int | None:
-    return llm.tokenizer.bos_id if llm.tokenizer.add_bos else None
-
-
-def _one_stream(
-    opener: _Opener, seed: int, as_json: bool, pp: int, tg: int, repeats: int
-) -> tuple[dict[str, Any], int]:
-    from ..evaluate.single_stream import SHORT_PROMPT, measure_single
-    from ..evaluate.targets import word_ids
-    from ..profile.throttle import ThrottleWatch
-    from .bench_view import Counter, print_single
-
-    n_ctx = opener.window(max(pp + 1 if pp > 0 else 0, SHORT_PROMPT + tg if tg > 0 else 0, 2))
-    watch, counter = ThrottleWatch(), Counter(opener.quiet)
-    with opener.open(n_ctx) as llm:
-        facts = _facts(llm)
-        counter.start(opener.model, repeats + 1)
-
-        def done(what: str) -> None:
-            counter.count()
-            watch.sample()
-
-        try:
-            result = measure_single(
-                llm.generate,
-                word_ids(llm.tokenizer),
-                n_prompt=pp,
-                n_out=tg,
-                repeats=repeats,
-                seed=seed,
-                bos=_bos(llm),
-                done=done,
-            )
-        finally:
-            counter.stop()
-    document = {
-        "model": opener.model,
-        "mode": "single",
-        "settings": {"seed": seed, "repeats": repeats, **facts},
-        "warm_up_s": result.warm_up_s,
-        "results": [row.as_dict() for row in result.rows()],
-        "interrupted": result.interrupted,
-        "notes": watch.notes(),
-    }
-    if not as_json:
-        click.echo(_once(facts, result.warm_up_s))
-        print_single(result.rows())
-    return document, 130 if result.interrupted else 0
-
-
-def _once(facts: dict[str, Any], warm_up_s: float | None) -> str:
-    """What happened once, in words."""
-    once = (("loaded in", facts["load_s"]), ("compiled in", facts["compile_s"]), ("warm-up", warm_up_s))
-    parts = [f"{label} {seconds:.2f} s" for label, seconds in once if seconds is not None]
-    return ", ".join([*parts, f"{facts['n_threads'] or '?'} threads", f"n_ctx {facts['n_ctx']}"])
+            self.model, n_ctx=n_ctx, threads=threads or self.threads, seed=None, offline=self.offline, quiet=self.quiet,
+            **more,
+        )  # fmt: skip
 
 
 def _many_streams(
@@ -186,6 +195,7 @@ def _many_streams(
     seed: int,
     as_json: bool,
     concurrency: int,
+    *,
     no_split: bool,
     vs: tuple[str, ...],
     requests: int,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
-__all__ = ["Counter", "print_contest", "print_single"]
+    from ..evaluate.verify_curve import Curve
+
+__all__ = ["Counter", "print_contest", "print_curves", "print_profile", "print_rates", "print_sweep"]
 
 _LINE_EVERY_S = 10.0  # between lines about progress where there is no terminal
 
@@ -74,12 +76,76 @@ class Counter:
         self._bars = self._task = None
 
 
-def print_single(rows: Sequence[Measured]) -> None:
-    """The table of pp and tg."""
-    table = [("", "median", "least", "most", "unit", "n")]
+def print_rates(rows: Sequence[Measured], several: bool) -> None:
+    """The table of pp and tg; columns that no row fills are left out. `several`: more than one thread count."""
+    versus, bounded = any(row.rival for row in rows), any(row.limit for row in rows)
+    table = [
+        (
+            "", *(["threads"] if several else []), "median", "least", "most", "unit", "n",
+            *(["llama.cpp", "ratio"] if versus else []), *(["limit"] if bounded else []),
+        )
+    ]  # fmt: skip
     for row in rows:
         found = row.spread
-        table.append((row.what, _number(found.median), _number(found.low), _number(found.high), row.unit, str(found.n)))
+        cells = [row.what, *([str(row.n_threads or "-")] if several else [])]
+        cells += [_number(found.median), _number(found.low), _number(found.high), row.unit, str(found.n)]
+        if versus:
+            cells += [_number(_middle(row.rival)), _number(row.ratio)]
+        if bounded:
+            cells.append("" if not row.limit else f"{row.limit} {_number(row.fraction)}")
+        table.append(tuple(cells))
+    _print(table)
+
+
+def print_curves(curves: Sequence[Curve]) -> None:
+    """The verify curves: a step of n tokens beside a step of one."""
+    versus = any(curve.theirs for curve in curves)
+    table = [
+        ("step of", "threads", "median", "least", "most", "unit", "t(n)/t(1)", *(["llama.cpp ms"] if versus else []))
+    ]
+    for curve in curves:
+        for n in curve.counts:
+            found = curve.spread(n)
+            cells = [str(n), str(curve.n_threads or "-"), _ms(found.median), _ms(found.low), _ms(found.high), "ms"]
+            table.append((*cells, _number(curve.relative(n)), *([_ms(curve.rival(n))] if versus else [])))
+    _print(table)
+
+
+def print_profile(phase: Any, n_threads: int | None, bandwidth: float | None) -> None:
+    """Where the time of a phase went."""
+    times = phase.times
+    per = phase.n_tokens or 1
+    click.echo(f"{phase.label}, {n_threads or '?'} threads: {phase.wall_s / per * 1e3:.3f} ms a token")
+    table = [("", "ms a token", "part %", "GB/s", "MBU", "int8 Gop/s")]
+
+    def line(label: str, seconds: float, bytes_s: float | None = None, ops_s: float | None = None) -> None:
+        mbu = bytes_s / bandwidth if bytes_s and bandwidth and times.phase == "decode" else None
+        giga = tuple(_number(None if x is None else x / 1e9) for x in (bytes_s, ops_s))
+        share = _number(100 * seconds / phase.wall_s)
+        table.append((label, f"{seconds / per * 1e3:.4f}", share, giga[0], _number(mbu), giga[1]))
+
+    document = times.as_dict()
+    for entry in document["operations"]:
+        line(entry["operation"], entry["seconds"], entry["bytes_s"], entry["int8_ops_s"])
+    inside = sum(entry["seconds"] for entry in document["operations"])
+    line("sampling", phase.sampling_s)
+    line("threads woken and joined", max(0.0, times.forward_s - inside))
+    line("scheduling, text, Python", max(0.0, phase.wall_s - times.forward_s - phase.sampling_s))
+    _print(table)
+
+
+def print_sweep(
+    counts: Sequence[int],
+    prefill: dict[int, float],
+    decode: dict[int, float],
+    best_prefill: int | None,
+    best_decode: int | None,
+) -> None:
+    """Tokens per second by thread count, the chosen ones marked."""
+    table = [("threads", "prefill tok/s", "decode tok/s")]
+    for n in counts:
+        marks = (" *" if n == best_prefill else "  ", " *" if n == best_decode else "  ")
+        table.append((str(n), _number(prefill.get(n)) + marks[0], _number(decode.get(n)) + marks[1]))
     _print(table)
 
 

@@ -6,13 +6,15 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 
 import numpy as np
 
 from ..arch import Family, family_of
 from ..errors import EngineError, SettingError, UnsupportedModelError
+from ..model.config import ModelConfig
+from ..model.gguf import GGUFFile
 from ..model.weights import Weights, unsupported_reason
 from ..plan.builder import Builder, TensorFacts
 from ..plan.checker import check_program
@@ -79,10 +81,11 @@ class NativeEngine:
     def __init__(
         self, weights: Weights, *, n_ctx: int, n_batch: int = 512, n_threads: int = 1, kv_type: str = "f16",
         n_kv: int | None = None, n_seq: int = 64, progress: Callable[[str], None] | None = None,
-        options: Settings | None = None,
+        options: Settings | None = None, phase_threads: Mapping[str, int] | None = None,
     ):  # fmt: skip
         """kv_type is "f16", "q8_0" or "q4_0"; n_kv the positions of the page pool (default: twice n_ctx, so that a second
-        full sequence may live beside a conversation; untouched pages take no memory); n_seq the most open sequences."""
+        full sequence may live beside a conversation; untouched pages take no memory); n_seq the most open sequences;
+        phase_threads the most threads of a forward of one token ("decode") and of several ("batch"), where less."""
         if n_ctx < 1 or n_batch < 1 or n_seq < 1:
             raise SettingError(f"n_ctx, n_batch and n_seq must be at least 1, not {n_ctx}, {n_batch} and {n_seq}")
         if not 1 <= n_threads <= MAX_THREADS:
@@ -94,6 +97,7 @@ class NativeEngine:
             raise SettingError(f"n_kv is {n_kv}; wanted at least one context of {n_ctx}")
         self.config = config = weights.config
         self.n_ctx, self.n_threads, self.kv_type = n_ctx, n_threads, kv_type
+        self.phase_threads = {phase: min(n_threads, (phase_threads or {}).get(phase, n_threads)) for phase in PHASES}
         self.n_batch = n_batch = min(n_batch, n_ctx)
         self.n_vocab = config.n_tokens or config.n_vocab  # padding rows of the table have no token
         self.n_out = min(N_OUT, n_batch)
@@ -202,7 +206,8 @@ class NativeEngine:
             if self._closed:
                 raise EngineError("the engine is closed")
             with self._running_lock:
-                n = max(1, min(n_threads or self.n_threads, self.n_threads - self._running))
+                most = self.phase_threads["decode" if len(batch) == 1 else "batch"]
+                n = max(1, min(n_threads or most, most, self.n_threads - self._running))
                 self._running += n
             try:
                 return self._forward(batch, lane, n)
@@ -287,6 +292,15 @@ class NativeEngine:
             "scratch": sum(lane.arena.n_bytes for lane in self._lanes.values()),
             "rope": self._rope_arena.n_bytes,
         }
+
+    def packed_memory(self) -> tuple[int, int]:
+        """(address, bytes) of the packed weights, for who measures how fast this memory can be read."""
+        return self._packed.arena.address, self._packed.arena.n_bytes
+
+    @property
+    def weights_file(self) -> GGUFFile:
+        """The model file."""
+        return self._weights.file
 
     def close(self) -> None:
         """Give memory back when the running forwards have ended; later calls raise EngineError. Twice is fine."""

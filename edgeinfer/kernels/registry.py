@@ -12,6 +12,7 @@ from . import (
     iq4_nl,
     iq4_xs,
     logits,
+    meter,
     mxfp4,
     norm,
     q2_k,
@@ -31,7 +32,7 @@ from .experts import experts_kernels
 
 QUANTIZED = (q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4)
 FORMATS = (floats, *QUANTIZED)
-MODULES = (norm, rope, attention, short_conv, logits, *FORMATS)
+MODULES = (norm, rope, attention, short_conv, logits, meter, *FORMATS)
 
 KERNELS: Mapping[str, Callable[..., Any]] = {
     "runtime.run": threads_native.run,

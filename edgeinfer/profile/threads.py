@@ -1,7 +1,9 @@
 """How many threads to compute with: what the process may use of this machine, and why.
 
-One thread per physical core that the process may run on, never more than the CPU time it is granted (cgroup quota,
-rounded down, at least 1): the threads of a step wait for each other, so one that is not scheduled stops them all.
+One thread per physical core that the process may run on, on a big.LITTLE or hybrid CPU one per big core, never more than
+the CPU time it is granted (cgroup quota, rounded down, at least 1): the threads of a step wait for each other, so one
+that is not scheduled, or that is slow, stops them all. For the same reason more threads than the process may run on at
+once are never started, whatever was asked for.
 """
 
 from __future__ import annotations
@@ -14,17 +16,61 @@ from pathlib import Path
 from ..errors import SettingError
 from ..settings import Settings
 
-__all__ = ["ThreadChoice", "choose_threads", "cpu_quota", "physical_cores"]
+__all__ = ["Cores", "ThreadChoice", "big_cores", "choose_threads", "cpu_quota", "physical_cores", "usable_cores"]
 
-_MOST = 1024  # more is a slip of the pen, and would be started
+_MOST = 1024  # more is a slip of the pen
+_BIG = 0.6  # a core below this part of the fastest one's capacity would hold the others up more than it helps
 
 
 @dataclass(frozen=True)
 class ThreadChoice:
-    """A number of threads and the reason for it."""
+    """A number of threads and the reason for it.
+
+    n_prefill and n_decode are less than n_threads where a measurement said so (0: n_threads). `note` says that not all
+    that was asked for is used.
+    """
 
     n_threads: int
     reason: str
+    n_prefill: int = 0
+    n_decode: int = 0
+    note: str = ""
+    automatic: bool = False  # nobody asked for a number: a measured one may take its place
+
+    def phases(self) -> dict[str, int]:
+        """The most threads of a forward of several tokens ("batch") and of one token ("decode")."""
+        return {"batch": self.n_prefill or self.n_threads, "decode": self.n_decode or self.n_threads}
+
+
+@dataclass(frozen=True)
+class Cores:
+    """What the process may use."""
+
+    cpus: tuple[int, ...]  # hardware threads of the affinity mask
+    big: tuple[int, ...]  # those of big cores
+    n_physical: int  # different cores among the big ones
+    quota: float | None  # CPUs' worth of time that cgroups grant
+
+    @property
+    def most(self) -> int:
+        """How many threads can run at once: hardware threads, or the quota rounded down, at least 1."""
+        granted = len(self.cpus) if self.quota is None else min(len(self.cpus), int(self.quota))
+        return max(1, granted)
+
+    @property
+    def limit(self) -> str:
+        """What sets `most`, in words."""
+        if self.quota is not None and int(self.quota) < len(self.cpus):
+            return f"the cgroup grants {self.quota:g} CPUs"
+        n = len(self.cpus)
+        return f"this process may run on {n} CPU{'s' if n != 1 else ''}"
+
+
+def usable_cores(root: Path = Path("/"), cpus: Iterable[int] | None = None) -> Cores:
+    """What the process may use of this machine; `root` and `cpus` as in `choose_threads`."""
+    usable = tuple(sorted(_affinity() if cpus is None else cpus))
+    big = big_cores(usable, root)
+    return Cores(usable, big, physical_cores(big, root), cpu_quota(root))
 
 
 def choose_threads(
@@ -32,26 +78,39 @@ def choose_threads(
 ) -> ThreadChoice:
     """The number of threads: `asked`, else EDGEINFER_THREADS, else what fits this machine.
 
-    `root` stands for the root of the file system and `cpus` for the CPUs of the affinity mask (tests give their own).
-    Raises SettingError when what was asked for is not a whole number from 1 to 1024.
+    More than can run at once are capped, with a note. `root` stands for the root of the file system and `cpus` for the
+    CPUs of the affinity mask (tests give their own). Raises SettingError when what was asked for is not a whole number
+    from 1 to 1024.
     """
+    source = "asked for"
     if asked is not None:
         if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked <= _MOST:
             raise SettingError(
                 f"n_threads is {asked!r}; wanted a whole number from 1 to {_MOST}, or None to let the profile decide"
             )
-        return ThreadChoice(asked, "asked for")
-    if settings.threads:
+    elif settings.threads:
         if settings.threads > _MOST:
             raise SettingError(f"environment variable EDGEINFER_THREADS is {settings.threads}; wanted at most {_MOST}")
-        return ThreadChoice(settings.threads, "EDGEINFER_THREADS")
-    usable = sorted(_affinity() if cpus is None else cpus)
-    cores = physical_cores(usable, root)
-    quota = cpu_quota(root)
-    if quota is not None and int(quota) < cores:
-        return ThreadChoice(max(1, int(quota)), f"the cgroup grants {quota:g} CPUs of {cores} cores")
-    hidden = "" if cores == len(usable) else f" ({len(usable)} hardware threads)"
-    return ThreadChoice(cores, f"{cores} physical core{'s' if cores > 1 else ''}{hidden}")
+        asked, source = settings.threads, "EDGEINFER_THREADS"
+    cores = usable_cores(root, cpus)
+    if asked is not None:
+        if asked > cores.most:
+            note = (
+                f"{asked} threads were {'asked for' if source == 'asked for' else 'set by EDGEINFER_THREADS'}, but "
+                f"{cores.limit}: computing with {cores.most}"
+            )
+            return ThreadChoice(cores.most, f"{source}: {asked}, {cores.limit}", note=note)
+        return ThreadChoice(asked, source)
+    if cores.quota is not None and int(cores.quota) < cores.n_physical:
+        reason = f"the cgroup grants {cores.quota:g} CPUs of {cores.n_physical} cores"
+        return ThreadChoice(max(1, int(cores.quota)), reason, automatic=True)
+    n = cores.n_physical
+    if len(cores.big) < len(cores.cpus):
+        kind = f"{n} big core{'s' if n > 1 else ''} of {physical_cores(cores.cpus, root)}"
+    else:
+        kind = f"{n} physical core{'s' if n > 1 else ''}"
+    hidden = "" if n == len(cores.big) else f" ({len(cores.big)} hardware threads)"
+    return ThreadChoice(n, kind + hidden, automatic=True)
 
 
 def _affinity() -> set[int]:
@@ -70,6 +129,41 @@ def physical_cores(cpus: Iterable[int], root: Path = Path("/")) -> int:
         siblings = _read(topology / "thread_siblings_list") or _read(topology / "core_cpus_list")
         cores.add(siblings or f"cpu{cpu}")
     return max(1, len(cores))
+
+
+def big_cores(cpus: Iterable[int], root: Path = Path("/")) -> tuple[int, ...]:
+    """Those of the CPUs that belong to big cores; all of them where nothing tells cores apart.
+
+    Read from what the kernel says first: `cpu_capacity` (ARM), the list of performance cores (Intel's hybrids), the
+    highest clock (`cpuinfo_max_freq`). Capacity and clock count as big from 0.6 of the largest among `cpus` on.
+    """
+    listed = tuple(cpus)
+    places = ("cpu_capacity", "cpufreq/cpuinfo_max_freq")
+    found = [[_number(root / f"sys/devices/system/cpu/cpu{cpu}/{place}") for cpu in listed] for place in places]
+    performance = _list(_read(root / "sys/devices/cpu_core/cpus"))
+    if not all(found[0]) and performance:
+        return tuple(cpu for cpu in listed if cpu in performance) or listed
+    for values in found:
+        if values and all(values):
+            return tuple(cpu for cpu, value in zip(listed, values, strict=True) if value >= _BIG * max(values))
+    return listed
+
+
+def _list(text: str) -> set[int]:
+    """The CPUs of a list such as 0-3,8; none for a text that is no list."""
+    found: set[int] = set()
+    for part in filter(None, text.split(",")):
+        low, _, high = part.partition("-")
+        try:
+            found.update(range(int(low), int(high or low) + 1))
+        except ValueError:
+            return set()
+    return found
+
+
+def _number(path: Path) -> int:
+    text = _read(path)
+    return int(text) if text.isdigit() else 0
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:

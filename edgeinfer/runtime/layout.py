@@ -40,3 +40,8 @@ JOB_GO, JOB_PARKED, JOB_PROGRAM, JOB_STEPS, JOB_STATE, JOB_ITH, JOB_NTH, JOB_WAI
 
 SPINS_BARRIER = 4000  # pauses before a waiting thread starts to yield inside a step
 SPINS_IDLE = 20000  # pauses before a worker without work parks: about a millisecond
+
+# A measuring loop's step: the memory it reads (or the operands it keeps in registers), bytes (or rounds), where results go.
+METER_START, METER_COUNT, METER_OUT = range(STEP_FIELDS, STEP_FIELDS + 3)
+# Products in a round of the loop that multiplies, by the kind of dot product.
+METER_PRODUCTS = {"vpdpbusd512": 12, "vpdpbusd256": 5, "pmaddubsw": 2, "sdot": 5, "plain": 2}
