@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from edgeinfer.errors import SettingError
-from edgeinfer.profile.threads import choose_threads, cpu_quota, physical_cores
+from edgeinfer.profile.threads import ThreadChoice, big_cores, choose_threads, cpu_quota, physical_cores
 from edgeinfer.settings import settings
 
 MOUNT_V2 = "30 24 0:26 {root} /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup rw,nsdelegate"
@@ -133,11 +133,76 @@ def test_the_choice_and_its_reason(
 
 
 def test_asking_comes_first_and_then_the_environment(tmp_path: Path) -> None:
-    fake(tmp_path, machine(["0", "1"]))
+    fake(tmp_path, machine(["0", "1", "2", "3", "4", "5", "6", "7"]))
     by_environment = settings({"EDGEINFER_THREADS": "7"})
-    assert choose_threads(None, by_environment, root=tmp_path, cpus=[0, 1]).n_threads == 7
-    assert choose_threads(3, by_environment, root=tmp_path, cpus=[0, 1]).n_threads == 3
-    assert choose_threads(None, settings({}), root=tmp_path, cpus=[0, 1]).n_threads == 2
+    assert choose_threads(None, by_environment, root=tmp_path, cpus=range(8)).n_threads == 7
+    assert choose_threads(3, by_environment, root=tmp_path, cpus=range(8)) == ThreadChoice(3, "asked for")
+    assert choose_threads(None, settings({}), root=tmp_path, cpus=range(8)).n_threads == 8
+
+
+@pytest.mark.parametrize(
+    ("files", "cpus", "used", "limit"),
+    [
+        ({}, [3], 1, "this process may run on 1 CPU"),
+        ({}, [0, 1], 2, "this process may run on 2 CPUs"),
+        (v2({"": "150000 100000"}), range(4), 1, "the cgroup grants 1.5 CPUs"),
+        (v2({"": "50000 100000"}), range(4), 1, "the cgroup grants 0.5 CPUs"),
+        (v1({"": (300000, 100000)}), range(8), 3, "the cgroup grants 3 CPUs"),
+        (v1({"": (900000, 100000)}), range(2), 2, "this process may run on 2 CPUs"),
+    ],
+)
+def test_more_than_can_run_at_once_are_capped_with_a_note(
+    tmp_path: Path, files: dict[str, str], cpus: Any, used: int, limit: str
+) -> None:
+    root = fake(tmp_path, files)
+    choice = choose_threads(6, settings({}), root=root, cpus=cpus)
+    assert (choice.n_threads, choice.note) == (used, f"6 threads were asked for, but {limit}: computing with {used}")
+    choice = choose_threads(None, settings({"EDGEINFER_THREADS": "6"}), root=root, cpus=cpus)
+    assert choice.note == f"6 threads were set by EDGEINFER_THREADS, but {limit}: computing with {used}"
+    assert not choose_threads(used, settings({}), root=root, cpus=cpus).note
+    assert not choose_threads(None, settings({}), root=root, cpus=cpus).note
+
+
+def test_hardware_threads_may_be_asked_for(tmp_path: Path) -> None:
+    """Siblings are not counted by default, but who asks for them gets them: they can run at once."""
+    root = fake(tmp_path, machine(["0-1", "0-1", "2-3", "2-3"]))
+    assert choose_threads(4, settings({}), root=root, cpus=range(4)) == ThreadChoice(4, "asked for")
+
+
+CPU = "sys/devices/system/cpu/cpu{}/"
+
+
+def sizes(place: str, values: list[int]) -> dict[str, str]:
+    """A number for each CPU, such as its capacity."""
+    return {CPU.format(cpu) + place: str(value) for cpu, value in enumerate(values)}
+
+
+@pytest.mark.parametrize(
+    ("files", "cpus", "big"),
+    [
+        ({}, range(4), (0, 1, 2, 3)),
+        (sizes("cpu_capacity", [414] * 4 + [1024] * 4), range(8), (4, 5, 6, 7)),  # A55 and A76
+        (sizes("cpu_capacity", [300] * 3 + [850] * 4 + [1024]), range(8), (3, 4, 5, 6, 7)),  # little, middle, prime
+        (sizes("cpu_capacity", [414] * 4 + [1024] * 4), [0, 1], (0, 1)),  # only little ones may be used: they are it
+        (sizes("cpu_capacity", [1024] * 4), range(4), (0, 1, 2, 3)),
+        ({"sys/devices/cpu_core/cpus": "0-3"}, range(8), (0, 1, 2, 3)),  # Intel's hybrids
+        ({"sys/devices/cpu_core/cpus": "0-3"}, [4, 5], (4, 5)),
+        ({"sys/devices/cpu_core/cpus": "0,2-3"}, range(8), (0, 2, 3)),
+        ({"sys/devices/cpu_core/cpus": "damaged-1"}, range(2), (0, 1)),
+        (sizes("cpufreq/cpuinfo_max_freq", [1800000] * 4 + [2400000] * 2), range(6), (0, 1, 2, 3, 4, 5)),
+        (sizes("cpufreq/cpuinfo_max_freq", [1200000] * 4 + [2400000] * 2), range(6), (4, 5)),
+        (sizes("cpufreq/cpuinfo_max_freq", [1200000] * 4), range(6), (0, 1, 2, 3, 4, 5)),  # not known of all
+    ],
+)
+def test_big_cores(tmp_path: Path, files: dict[str, str], cpus: Any, big: tuple[int, ...]) -> None:
+    assert big_cores(cpus, fake(tmp_path, files)) == big
+
+
+def test_only_big_cores_compute(tmp_path: Path) -> None:
+    files = sizes("cpu_capacity", [414] * 4 + [1024] * 4)
+    choice = choose_threads(None, settings({}), root=fake(tmp_path, files), cpus=range(8))
+    assert (choice.n_threads, choice.reason) == (4, "4 big cores of 8")
+    assert choice.automatic
 
 
 @pytest.mark.parametrize("asked", [0, -1, 1.5, "2", True, 1025])
