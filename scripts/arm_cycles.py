@@ -19,6 +19,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from edgeinfer.settings import child_environment
@@ -133,21 +134,26 @@ def cycles(mca: list[str], block: list[str], iterations: int = 200) -> float:
     return int(found.group(1)) / iterations
 
 
-def measure(formats: tuple[str, ...] = tuple(BUDGETS)) -> dict[str, float]:
+def measure(assembly: Mapping[str, str] | None = None) -> dict[str, float]:
     """Cycles per 32 weights of the decode loops by format, and under "FORMAT prefill tile" the part of the sdot peak that
-    the widest tile of useful products reaches. Raises RuntimeError."""
+    the best tile of several tokens reaches. `assembly` is the kernels' code by name; made here where it is not given.
+
+    Raises RuntimeError.
+    """
     mca = find_mca()
-    script = ROOT / "tests" / "arm" / "assembly.py"
-    done = subprocess.run(
-        [sys.executable, str(script), "aarch64/dotprod", *(f"matmul.{name}" for name in formats)],
-        capture_output=True, text=True, check=True, env=child_environment(drop="NUMBA_", first_on_path=ROOT),
-        cwd=os.fspath(ROOT),
-    )  # fmt: skip
+    names = [f"matmul.{name}" for name in BUDGETS]
+    if assembly is None:
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "tests" / "arm" / "assembly.py"), "aarch64/dotprod", *names],
+            capture_output=True, text=True, check=True, env=child_environment(drop="NUMBA_", first_on_path=ROOT),
+            cwd=os.fspath(ROOT),
+        )  # fmt: skip
+        assembly = json.loads(done.stdout)
     found: dict[str, float] = {}
-    for name in formats:
-        decode, tiles = loops_of(json.loads(done.stdout)[f"matmul.{name}"], mca, PACKED_WEIGHTS.get(name, 32))
-        found[name] = decode
-        found[f"{name} prefill tile"] = tiles
+    for name in BUDGETS:
+        found[name], found[f"{name} prefill tile"] = loops_of(
+            assembly[f"matmul.{name}"], mca, PACKED_WEIGHTS.get(name, 32)
+        )
     return found
 
 

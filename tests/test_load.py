@@ -23,6 +23,9 @@ from edgeinfer.errors import (
     UnsupportedModelError,
 )
 from edgeinfer.load import LLM, choose_n_ctx
+from edgeinfer.profile.threads import Cores
+from edgeinfer.profile.tuned import Tuned, keep_tuned
+from edgeinfer.settings import settings as read_settings
 from tests.fakes import BOS, EOT, N_VOCAB, ByteTokenizer, ScriptedEngine, ToyTemplate, hashed
 from tests.tiny import build_tiny
 
@@ -340,12 +343,14 @@ class FakeNativeEngine(ScriptedEngine):
     made: list[FakeNativeEngine] = []  # noqa: RUF012
     compile_s = 0.0
 
-    def __init__(self, weights: Any, *, n_ctx: int, n_batch: int, n_threads: int, progress: Any = None) -> None:
+    def __init__(
+        self, weights: Any, *, n_ctx: int, n_batch: int, n_threads: int, phase_threads: Any, progress: Any = None
+    ) -> None:
         def row(history: tuple[int, ...]) -> Any:
             return hashed(history, self.n_vocab)
 
         super().__init__(row, n_vocab=weights.config.n_vocab, n_ctx=n_ctx, n_batch=n_batch)
-        self.config, self.n_threads = weights.config, n_threads
+        self.config, self.n_threads, self.phase_threads = weights.config, n_threads, phase_threads
         self.made.append(self)
         if progress:
             progress("compiling")
@@ -353,9 +358,13 @@ class FakeNativeEngine(ScriptedEngine):
 
 @pytest.fixture
 def native(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeNativeEngine]]:
-    """Put the fake in the native engine's place; the list fills with the engines that are made."""
+    """Put the fake in the native engine's place, on eight CPUs; the list fills with the engines that are made."""
     module: Any = types.ModuleType("edgeinfer.engine.native")
     module.NativeEngine = FakeNativeEngine
+    module.kernel_library = lambda options: types.SimpleNamespace(folder=Path("kernels-of-today"))
+    eight = lambda *_: Cores(tuple(range(8)), tuple(range(8)), 8, None)  # noqa: E731
+    monkeypatch.setattr("edgeinfer.profile.threads.usable_cores", eight)
+    monkeypatch.setattr("edgeinfer.profile.tuned.usable_cores", eight)
     monkeypatch.setitem(sys.modules, "edgeinfer.engine.native", module)
     FakeNativeEngine.made.clear()
     yield FakeNativeEngine.made
@@ -396,6 +405,30 @@ def test_an_unknown_pre_tokenizer_is_refused_unless_the_user_names_one(tmp_path:
         edgeinfer.load(path, pre="romulan")
     with edgeinfer.load(path, pre="smollm") as llm:
         assert llm.tokenizer.pre == "smollm"
+
+
+def test_measured_thread_counts_are_used_when_nobody_asks(
+    native: list[FakeNativeEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEINFER_CACHE", str(tmp_path / "cache"))
+    path = build_tiny(tmp_path / "tiny.gguf")
+    tuned = Tuned(6, 3, {"6": 60.0}, {"3": 30.0}, path.name)
+    keep_tuned(read_settings(), path, "kernels-of-today", tuned)
+    with edgeinfer.load(path) as llm:
+        assert llm.threads is not None
+        assert llm.threads.reason == tuned.reason
+    edgeinfer.load(path, n_threads=2).close()
+    keep_tuned(read_settings(), path, "kernels-of-yesterday", tuned)
+    edgeinfer.load(path).close()
+    found = [(engine.n_threads, engine.phase_threads) for engine in native]
+    assert found == [(n, {"batch": n, "decode": m}) for n, m in ((6, 3), (2, 2), (8, 8))]
+
+
+def test_more_threads_than_can_run_at_once_are_not_used(native: list[FakeNativeEngine], tmp_path: Path) -> None:
+    with edgeinfer.load(build_tiny(tmp_path / "tiny.gguf"), n_threads=64) as llm:
+        assert llm.threads is not None
+        assert llm.threads.note == "64 threads were asked for, but this process may run on 8 CPUs: computing with 8"
+    assert native[0].n_threads == 8
 
 
 def test_a_file_without_a_template(native: list[FakeNativeEngine], tmp_path: Path) -> None:

@@ -31,16 +31,12 @@ _REST_S = 0.1  # between two sides: the other's threads go to sleep first
 
 @dataclass(frozen=True)
 class Case:
-    """What one row is about: n_prompt new tokens behind `depth` held ones, then n_out tokens (1: a prefill)."""
+    """What one row is about: n_prompt new tokens behind `depth` held ones, then n_out tokens."""
 
     depth: int
     n_prompt: int
     n_out: int
-
-    @property
-    def is_prefill(self) -> bool:
-        """Whether reading is measured, and not writing."""
-        return self.n_out == 1
+    is_prefill: bool  # reading is measured, and not writing
 
     @property
     def label(self) -> str:
@@ -195,8 +191,8 @@ def cases_of(prompts: Sequence[int], outs: Sequence[int], depths: Sequence[int] 
         raise SettingError("a length or depth is below 0; wanted whole numbers, 0 to leave one out")
     cases = []
     for depth in depths or (0,):
-        cases += [Case(depth, n, 1) for n in prompts if n]
-        cases += [Case(depth, SHORT_PROMPT, n) for n in outs if n]
+        cases += [Case(depth, n, 1, True) for n in prompts if n]
+        cases += [Case(depth, SHORT_PROMPT, n, False) for n in outs if n]
     if not cases:
         raise SettingError("0 prompt tokens and 0 tokens out leave nothing to measure; wanted at least 1 of either")
     return tuple(dict.fromkeys(cases))

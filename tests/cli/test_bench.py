@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edgeinfer.errors import NumericError
 from edgeinfer.evaluate.single_stream import Measured
 from edgeinfer.load import LLM
+from edgeinfer.profile.threads import ThreadChoice
 
 SMALL = ("--requests", "5", "--prompt-tokens", "4:20", "--max-tokens", "3")
 
@@ -113,7 +118,21 @@ def test_a_given_context_is_kept(edgeinfer: Any) -> None:
         (("--concurrency", "2", "--pp", "5"), 2, "--pp goes without --concurrency"),
         (("--requests", "5"), 2, "--requests goes with --concurrency"),
         (("--no-split",), 2, "--no-split goes with --concurrency"),
-        (("--vs", "unsplit"), 2, "--vs goes with --concurrency"),
+        (("--vs", "unsplit"), 2, "--vs is 'unsplit'; wanted llamacpp, or --concurrency N with it"),
+        (("--concurrency", "1", "--depth", "64"), 2, "--depth goes without --concurrency"),
+        (("--concurrency", "1", "--profile"), 2, "--profile goes without --concurrency"),
+        (("--concurrency", "1", "-t", "1,2"), 2, "--threads takes one number with --concurrency"),
+        (("--pp", "8,x"), 2, "'8,x' is not a list of whole numbers such as 128 or 32,128,512"),
+        (("--tg", "-4"), 2, "is not a list of whole numbers"),
+        (("-t", "0"), 2, "--threads is 0; wanted at least 1"),
+        (("--pp", "0", "--tg", "0"), 2, "leave nothing to measure"),
+        (("--tune-threads", "--profile"), 2, "--profile goes without --tune-threads"),
+        (("--tune-threads", "-t", "2"), 2, "--threads goes without --tune-threads"),
+        (("--tune-threads", "--pp", "8,16"), 2, "--pp takes one number with --tune-threads"),
+        (("--tune-threads", "--tg", "1"), 2, "wants at least 1 repeat"),
+        (("--plot", "x.gif"), 2, "wanted a name that ends in .png"),
+        (("--plot", "no/such/folder/x.png"), 2, "there is no folder 'no/such/folder'"),
+        (("--batch", "0"), 2, "--batch wants numbers of tokens, at least 1 each"),
         (("--concurrency", "0"), 2, "--concurrency is 0; wanted at least 1"),
         (("--concurrency", "1", "--runs", "0"), 2, "--runs is 0; wanted at least 1"),
         (("--concurrency", "1", "--arrivals", "often"), 2, "wanted closed, poisson:RATE"),
@@ -123,7 +142,7 @@ def test_a_given_context_is_kept(edgeinfer: Any) -> None:
         (("--concurrency", "1", "--no-split", "--vs", "unsplit"), 2, "leave one of them out"),
         (("--concurrency", "1", "--n-ctx", "100"), 2, "the longest request is 2176 tokens"),
         (("--seed", "-1"), 2, "--seed is -1"),
-        (("--repeats", "0"), 2, "leave nothing to measure"),
+        (("--repeats", "0"), 2, "--repeats is 0 and leaves nothing to measure"),
         (("--pp", "600", "--n-ctx", "600"), 2, "the longest request is 601 tokens"),
     ],
 )
@@ -179,7 +198,8 @@ def test_an_interrupt_of_one_stream_shows_what_was_measured(edgeinfer: Any, monk
     monkeypatch.setattr(LLM, "generate", interrupted)
     done = edgeinfer("bench", edgeinfer.model, "--pp", "20", "--tg", "4")
     assert done.code == 130
-    assert done.out.splitlines()[2].split()[-1] == "1"  # of five repeats
+    rows = {line.split()[0]: line.split()[-1] for line in done.out.splitlines()[2:]}
+    assert rows == {"pp20": "2", "tg4": "1"}  # of five repeats
 
 
 def test_throttling_is_mentioned(edgeinfer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,6 +224,143 @@ def test_a_slow_load_is_not_decoding(edgeinfer: Any, monkeypatch: pytest.MonkeyP
     assert document["settings"]["load_s"] == 5.0
     ttft = next(row for row in document["results"] if row["what"] == "pp8 TTFT")
     assert ttft["most"] < 5000
+
+
+def test_lengths_depths_and_threads_each_have_a_row(edgeinfer: Any) -> None:
+    options = ("--pp", "8,16", "--tg", "4", "--depth", "0,32", "--repeats", "1", "-t", "1,2", "-q")
+    done = edgeinfer("bench", edgeinfer.model, *options)
+    assert [call["n_threads"] for call in edgeinfer.calls] == [1, 2]
+    assert {call["prefix_cache"] for call in edgeinfer.calls} == {False}  # nothing is written to disk meanwhile
+    lines = [line.split() for line in done.out.splitlines()]
+    assert lines[2][:2] == ["threads", "median"]
+    names = ["pp8", "pp16", "tg4", "pp8 @ d32", "pp16 @ d32", "tg4 @ d32"]
+    assert [" ".join(line[: 3 if "@" in line else 1]) for line in lines[3:]] == names * 2
+    assert edgeinfer.calls[0]["n_ctx"] == 128  # 32 held, 32 of a prompt, 4 out
+
+
+def test_figures_of_a_grid_as_json(edgeinfer: Any) -> None:
+    options = ("--pp", "8", "--tg", "4", "--depth", "0,32", "--repeats", "2", "--json", "-q")
+    document = json.loads(edgeinfer("bench", edgeinfer.model, *options).out)
+    whats = [row["what"] for row in document["results"]]
+    assert whats[:2] == ["pp8", "pp8 TTFT"]
+    assert {"pp8 @ d32", "tg4 @ d32", "tg4 @ d32 TPOT"} < set(whats)
+    assert document["verify"] == document["profile"] == []
+
+
+def test_the_verify_curve(edgeinfer: Any) -> None:
+    done = edgeinfer("bench", edgeinfer.model, "--pp", "0", "--tg", "0", "--batch", "1,4", "--repeats", "1", "-q")
+    assert done.code == 0
+    lines = [line.split() for line in done.out.splitlines()[1:]]
+    assert lines[0][:2] == ["step", "of"]
+    assert [line[0] for line in lines[1:]] == ["1", "4"]
+    assert float(lines[1][-1]) == 1.0
+
+
+class Rival:
+    """Stands for llama.cpp: reads and writes at once."""
+
+    made: list[tuple[str, int, int]] = []  # noqa: RUF012
+
+    def __init__(self, path: Any, n_ctx: int, n_threads: int) -> None:
+        self.made.append((str(path), n_ctx, n_threads))
+
+    def reset(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def rewind(self, n: int) -> bool:
+        return True
+
+    def read(self, ids: Any, n_past: int) -> None: ...
+
+    def greedy(self, ids: Any, n_past: int = 0) -> Any:
+        return itertools.repeat(1)
+
+    def decode(self, ids: Any, n_past: int, every: bool) -> Any:
+        return np.zeros((len(ids), 4), np.float32)
+
+
+@pytest.fixture
+def _rival(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgeinfer.evaluate.llama_reference.LlamaCpp", Rival)
+    monkeypatch.setattr("edgeinfer.evaluate.llama_reference.build", lambda: "a stand-in")
+    monkeypatch.setattr("edgeinfer.evaluate.single_stream._REST_S", 0.0)
+    Rival.made.clear()
+
+
+@pytest.mark.usefixtures("_rival")
+def test_beside_llama_cpp(edgeinfer: Any) -> None:
+    options = ("--pp", "8", "--tg", "4", "--batch", "2", "--repeats", "1", "--vs", "llamacpp", "-q")
+    done = edgeinfer("bench", edgeinfer.model, *options)
+    assert Rival.made == [(edgeinfer.model, 192, 1)]
+    lines = [line.split() for line in done.out.splitlines()]
+    assert lines[1][-2:] == ["llama.cpp", "ratio"]
+    assert [line[0] for line in lines[2:4]] == ["pp8", "tg4"]
+    assert 0 <= float(lines[2][-1].replace(",", "")) < 1  # it takes no time at all
+    document = json.loads(edgeinfer("bench", edgeinfer.model, *options, "--json").out)
+    assert document["results"][0]["llamacpp"]["median"] > 0
+    assert document["verify"][1]["llamacpp_seconds"] is not None
+
+
+def test_llama_cpp_that_is_not_installed_is_named_with_the_command(
+    edgeinfer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    done = edgeinfer("bench", edgeinfer.model, "--vs", "llamacpp")
+    assert (done.code, done.out) == (12, "")
+    assert 'run: CMAKE_ARGS="-DGGML_NATIVE=ON" pip install' in done.err
+    assert edgeinfer.calls == []  # before anything is loaded
+
+
+def test_matplotlib_that_is_not_installed_is_named_with_the_command(
+    edgeinfer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    done = edgeinfer("bench", edgeinfer.model, "--plot", "x.png")
+    assert (done.code, done.out) == (12, "")
+    assert "pip install 'edgeinfer[plot]'" in done.err
+
+
+@pytest.mark.usefixtures("_rival")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_plot_is_a_picture(edgeinfer: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "bench.png"
+    options = (
+        "--pp",
+        "8",
+        "--tg",
+        "4",
+        "--batch",
+        "2",
+        "--repeats",
+        "1",
+        "--vs",
+        "llamacpp",
+        "-q",
+        "--plot",
+        str(file),
+    )
+    done = edgeinfer("bench", edgeinfer.model, *options)
+    assert done.code == 0
+    assert f"the plot is in {file}" in done.err
+    assert file.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("flag", ["--profile", "--tune-threads"])
+def test_what_needs_our_engine_says_so(edgeinfer: Any, flag: str) -> None:
+    done = edgeinfer("bench", edgeinfer.model, "--pp", "8", "--tg", "4", "--repeats", "1", flag, "-q")
+    assert done.code == 2
+    assert "needs the native engine" in done.err
+
+
+def test_a_capped_thread_count_is_said(edgeinfer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = ThreadChoice(1, "asked for: 8", note="8 threads were asked for, but this is small: computing with 1")
+    monkeypatch.setattr("tests.cli.echo.LLM", functools.partial(LLM, threads=choice))
+    done = edgeinfer("run", edgeinfer.model, "-p", "hi", "-t", "8")
+    assert f"note: {choice.note}" in done.err
+    bench = edgeinfer("bench", edgeinfer.model, "--pp", "8", "--tg", "0", "--repeats", "1", "-q")
+    assert "1 threads (asked for: 8)" in bench.out
 
 
 def test_numbers_are_short() -> None:

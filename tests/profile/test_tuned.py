@@ -87,7 +87,9 @@ def test_it_takes_the_place_of_the_default_only(here: tuple[Settings, Path, Path
     default = choose_threads(None, chosen, root=root, cpus=range(4))
     tuned = with_tuned(default, TUNED)
     assert (tuned.n_threads, tuned.phases()) == (4, {"batch": 4, "decode": 2})
-    assert tuned.reason.startswith("fastest in `edgeinfer bench --tune-threads` (prefill 1: 100, 2: 200, 4: 390, decode ")
+    assert tuned.reason.startswith(
+        "fastest in `edgeinfer bench --tune-threads` (prefill 1: 100, 2: 200, 4: 390, decode "
+    )
     asked = choose_threads(3, chosen, root=root, cpus=range(4))
     assert with_tuned(asked, TUNED) == asked
     assert with_tuned(default, None) == default
