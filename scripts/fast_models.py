@@ -73,7 +73,8 @@ def random_blocks(kind: str, rows: int, cols: int, rng: np.random.Generator) -> 
     n = rows * cols // fmt.block_size
     raw = rng.integers(0, 1 << 63, -(-n * fmt.block_bytes // 8), np.uint64, endpoint=True)
     blocks = raw.view(np.uint8)[: n * fmt.block_bytes].reshape(n, fmt.block_bytes)
-    scale = (rng.uniform(0.7, 1.3, n) / np.sqrt(cols) / _SPREAD[kind]).astype(np.float16)
+    size = rng.uniform(0.7, 1.3, n) * rng.choice((-1, 1), n)  # either sign: nibbles run from -8 to 7
+    scale = (size / np.sqrt(cols) / _SPREAD[kind]).astype(np.float16)
     at = _SCALE_AT[kind]
     blocks[:, at : at + 2] = scale[:, None].view(np.uint8)
     if kind == "Q4_K":  # the minimum's scale, such that the mean is about 0

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import click
@@ -67,9 +68,22 @@ def _summary(file: GGUFFile, n_ctx: int | None, tensors: bool, template: bool) -
     from ..profile.summary import summarize
 
     found = summarize(file, n_ctx, tensors, lint=True if template else None)
+    found["threads"] = _threads(file.path)
     if template:
         found["template"]["source"] = file.metadata.get("tokenizer.chat_template")
     return found, sections(found)
+
+
+def _threads(path: Path) -> dict[str, Any]:
+    """The threads that would compute here, and why."""
+    from ..profile.tuned import threads_for
+
+    choice = threads_for(path, settings())
+    phases = choice.phases()
+    text = str(choice.n_threads)
+    if phases["batch"] != phases["decode"]:
+        text = f"{phases['batch']} for prefill, {phases['decode']} for decode"
+    return {"prefill": phases["batch"], "decode": phases["decode"], "text": f"{text}: {choice.note or choice.reason}"}
 
 
 def _compared(a: GGUFFile, b: GGUFFile) -> tuple[Any, Iterable[Section]]:

@@ -13,7 +13,6 @@ import numpy as np
 
 from ..arch import Family, family_of
 from ..errors import EngineError, SettingError, UnsupportedModelError
-from ..model.config import ModelConfig
 from ..model.gguf import GGUFFile
 from ..model.weights import Weights, unsupported_reason
 from ..plan.builder import Builder, TensorFacts

@@ -48,7 +48,7 @@ class Operation:
     seconds: float = 0.0
     n_steps: int = 0
     n_bytes: int = 0  # of weights that were read at least once
-    n_macs: int = 0  # products of weights and activations
+    n_macs: int = 0  # int8 products of weights and activations
 
 
 @dataclass
@@ -73,7 +73,7 @@ class StepTimes:
             rows = n_out if step.fields.get("rows") else n
             if matrix is not None and rows:
                 operation.n_bytes += matrix.groups * (matrix.cols // 32) * sum(PACKED_BYTES[matrix.format])
-                operation.n_macs += matrix.groups * 16 * matrix.cols * rows
+                operation.n_macs += matrix.groups * 16 * matrix.cols * rows * (step.kind == "matmul")
 
     def as_dict(self) -> dict[str, Any]:
         """Ready for JSON, the largest first."""

@@ -18,9 +18,9 @@ from typing import Any
 
 from ..errors import SettingError
 from ..settings import Settings
-from .threads import Cores, ThreadChoice, usable_cores
+from .threads import Cores, ThreadChoice, choose_threads, usable_cores
 
-__all__ = ["Tuned", "board_key", "find_tuned", "keep_tuned", "model_key", "with_tuned"]
+__all__ = ["Tuned", "board_key", "find_tuned", "keep_tuned", "model_key", "threads_for", "with_tuned"]
 
 _VERSION = 1
 
@@ -126,3 +126,10 @@ def with_tuned(choice: ThreadChoice, tuned: Tuned | None) -> ThreadChoice:
         return choice
     n = max(tuned.n_prefill, tuned.n_decode)
     return replace(choice, n_threads=n, reason=tuned.reason, n_prefill=tuned.n_prefill, n_decode=tuned.n_decode)
+
+
+def threads_for(model: Path, settings: Settings) -> ThreadChoice:
+    """The threads that this model would be loaded with here, for showing: whether the kernels are still those that were
+    measured is not looked at."""
+    choice = choose_threads(None, settings)
+    return with_tuned(choice, find_tuned(settings, model)) if choice.automatic else choice

@@ -51,7 +51,7 @@ KEYS = {
         "n_tensors",
     ),
     *("architecture", "name", "about", "config", "hyperparameters", "rope", "parameters", "quantization", "tokenizer"),
-    *("template", "memory", "memory_plans", "native", "llamacpp", "metadata"),
+    *("template", "memory", "memory_plans", "native", "llamacpp", "metadata", "threads"),
 }
 
 

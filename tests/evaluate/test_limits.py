@@ -107,7 +107,7 @@ def test_a_window_bounds_what_attention_reads() -> None:
 
 
 def test_limits_of_an_engine(tmp_path: Path) -> None:
-    with open_engine(build_tiny(tmp_path / "m.gguf")) as engine:
+    with open_engine(build_tiny(tmp_path / "m.gguf", types={"default": "Q8_0"})) as engine:
         limits = Limits.of(engine, 1)
         assert limits is not None
         c = engine.config
@@ -126,7 +126,7 @@ def test_limits_of_an_engine(tmp_path: Path) -> None:
 
 def test_a_profile_adds_up_and_changes_nothing(tmp_path: Path) -> None:
     ids = ids_of(40)
-    with open_engine(build_tiny(tmp_path / "m.gguf"), n_threads=2) as engine:
+    with open_engine(build_tiny(tmp_path / "m.gguf", types={"default": "Q8_0"}), n_threads=2) as engine:
 
         def answer() -> list[np.ndarray]:
             seq = engine.kv.open()

@@ -10,7 +10,7 @@ import pytest
 
 from edgeinfer.errors import SettingError
 from edgeinfer.profile.threads import ThreadChoice, choose_threads
-from edgeinfer.profile.tuned import Tuned, find_tuned, keep_tuned, with_tuned
+from edgeinfer.profile.tuned import Tuned, find_tuned, keep_tuned, threads_for, with_tuned
 from edgeinfer.settings import Settings, settings
 
 TUNED = Tuned(4, 2, {"1": 100.0, "2": 200.0, "4": 390.0}, {"1": 30.0, "2": 40.0, "4": 39.0}, "m.gguf")
@@ -94,3 +94,15 @@ def test_it_takes_the_place_of_the_default_only(here: tuple[Settings, Path, Path
     assert with_tuned(asked, TUNED) == asked
     assert with_tuned(default, None) == default
     assert ThreadChoice(3, "x").phases() == {"batch": 3, "decode": 3}
+
+
+def test_what_would_be_used_can_be_shown_without_the_kernels(tmp_path: Path) -> None:
+    model = tmp_path / "m.gguf"
+    model.write_bytes(b"GGUF")
+    chosen = settings({"EDGEINFER_CACHE": str(tmp_path / "cache")})
+    assert threads_for(model, chosen) == choose_threads(None, chosen)
+    keep_tuned(chosen, model, "k1", Tuned(1, 1, {"1": 9.0}, {"1": 8.0}, "m.gguf"))
+    shown = threads_for(model, chosen)
+    assert (shown.n_threads, shown.reason) == (1, "fastest in `edgeinfer bench --tune-threads` (1: 8 tok/s)")
+    asked = settings({"EDGEINFER_CACHE": str(tmp_path / "cache"), "EDGEINFER_THREADS": "1"})
+    assert threads_for(model, asked).reason == "EDGEINFER_THREADS"
