@@ -35,7 +35,11 @@ class Child:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
             env={**child_environment(first_on_path=ROOT), **(environment or {})},
         )  # fmt: skip
-        self.facts: dict[str, Any] = self._answer()
+        try:
+            self.facts: dict[str, Any] = self._answer()
+        except BaseException:
+            self.close()
+            raise
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None
@@ -82,7 +86,7 @@ class Child:
         return 2 * float(self.facts["macs"]) * tok_s / peak
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, which ends by itself when its stdin does."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()

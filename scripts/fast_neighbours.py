@@ -14,12 +14,20 @@ __all__ = ["busy", "quota_of_one_cpu"]
 
 _CGROUP = Path("/sys/fs/cgroup")
 _PERIOD = 100_000  # microseconds
+# Ends when its parent is gone: a spinning process must not outlive what it was for.
+_SPIN = """
+import os
+parent = os.getppid()
+while os.getppid() == parent:
+    for _ in range(1_000_000):
+        pass
+"""
 
 
 @contextmanager
 def busy(n: int) -> Iterator[None]:
     """n processes that spin, at the priority of this one."""
-    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(n)]
+    processes = [subprocess.Popen([sys.executable, "-c", _SPIN]) for _ in range(n)]
     try:
         time.sleep(0.5 if n else 0.0)  # they are past their start
         yield

@@ -34,7 +34,12 @@ def main() -> None:
     if args.tasks:
         Path(args.tasks).write_text(str(os.getpid()))
     serve = ours if args.engine == "edgeinfer" else theirs
-    serve(args, lambda answer: print(json.dumps(answer), file=out, flush=True))
+    from edgeinfer.errors import EdgeInferError
+
+    try:
+        serve(args, lambda answer: print(json.dumps(answer), file=out, flush=True))
+    except EdgeInferError as error:
+        raise SystemExit(f"{args.engine}: {error}") from error
 
 
 def loop(deeds: dict[str, Callable[..., Any]], say: Callable[[Any], None]) -> None:

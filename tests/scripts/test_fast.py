@@ -267,9 +267,12 @@ def test_a_child_measures_like_this_process(tmp_path: Path, monkeypatch: pytest.
     assert child._process.returncode == 0
 
 
-def test_a_child_that_cannot_start_is_told(tmp_path: Path) -> None:
+def test_a_child_that_cannot_start_is_told(tmp_path: Path, capfd: Any) -> None:
     with pytest.raises(SystemExit, match="the edgeinfer side ended with exit code 1"):
         Child("edgeinfer", tmp_path / "nothing.gguf", 64, 1)
+    said = capfd.readouterr().err
+    assert said.startswith("edgeinfer: there is no file")
+    assert "Traceback" not in said
 
 
 def test_llama_cpp_s_recipes_have_their_numbers() -> None:
