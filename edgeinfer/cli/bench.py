@@ -155,7 +155,8 @@ def _one_stream(
     threads: tuple[int, ...] | None,
     chosen: dict[str, Any],
 ) -> tuple[dict[str, Any], int]:
-    from .bench_single import SingleOptions, bench_single, tune_threads
+    from .bench_single import SingleOptions, bench_single
+    from .bench_tune import tune_threads
 
     if chosen.pop("tune_threads"):
         return tune_threads(opener, chosen["pp"][0], chosen["tg"][0], chosen["repeats"], seed, as_json)

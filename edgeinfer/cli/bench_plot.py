@@ -76,8 +76,9 @@ def _bars(axis: Any, rows: Sequence[Measured]) -> None:
         axis.bar(at, middles, width, yerr=[low, high], capsize=3, label=name)
     labels = [row.what + (f"\n{row.n_threads} threads" if row.n_threads else "") for row in rows]
     axis.set_xticks(range(len(rows)), labels, fontsize=8)
+    axis.set_xlim(-0.8, len(rows) - 0.2)
     axis.set_ylabel("tok/s")
-    axis.legend()
+    axis.legend(loc="lower right")
 
 
 def _curves(axis: Any, curves: Sequence[Curve]) -> None:
@@ -92,5 +93,6 @@ def _curves(axis: Any, curves: Sequence[Curve]) -> None:
             theirs = [(n, t / one) for n in curve.counts if (t := curve.rival(n)) is not None]
             axis.plot([n for n, _ in theirs], [v for _, v in theirs], marker="x", linestyle="--", label="llama.cpp")
     axis.set_xlabel("tokens in the step")
+    axis.set_xticks(sorted({n for curve in curves for n in curve.counts}))
     axis.set_ylim(bottom=0)
-    axis.legend()
+    axis.legend(loc="lower right")

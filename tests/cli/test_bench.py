@@ -7,6 +7,7 @@ import itertools
 import json
 import sys
 import threading
+import types
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from edgeinfer.errors import NumericError
 from edgeinfer.evaluate.single_stream import Measured
 from edgeinfer.load import LLM
 from edgeinfer.profile.threads import ThreadChoice
+from edgeinfer.profile.tuned import find_tuned
+from edgeinfer.settings import settings
 
 SMALL = ("--requests", "5", "--prompt-tokens", "4:20", "--max-tokens", "3")
 
@@ -352,6 +355,36 @@ def test_what_needs_our_engine_says_so(edgeinfer: Any, flag: str) -> None:
     done = edgeinfer("bench", edgeinfer.model, "--pp", "8", "--tg", "4", "--repeats", "1", flag, "-q")
     assert done.code == 2
     assert "needs the native engine" in done.err
+
+
+class Tunable:
+    """What the sweep looks at of a native engine."""
+
+    phase_threads = {"decode": 2, "batch": 2}  # noqa: RUF012
+    library = types.SimpleNamespace(folder=Path("kernels-of-today"))
+
+
+@pytest.mark.parametrize(("busy", "kept"), [(3.0, True), (80.0, False)])
+def test_tuned_threads_are_kept_when_the_machine_was_quiet(
+    edgeinfer: Any, monkeypatch: pytest.MonkeyPatch, busy: float, kept: bool
+) -> None:
+    monkeypatch.setattr("psutil.cpu_percent", lambda interval: busy)
+    monkeypatch.setattr(LLM, "engine", Tunable())
+    monkeypatch.setattr("edgeinfer.store.resolve", lambda name, settings: Path(name))
+    options = ("--tune-threads", "--pp", "8", "--tg", "4", "--repeats", "1", "-q")
+    done = edgeinfer("bench", edgeinfer.model, *options)
+    assert done.code == 0
+    assert done.out.splitlines()[0].split() == ["threads", "prefill", "tok/s", "decode", "tok/s"]
+    assert done.out.count("*") == 2
+    document = json.loads(edgeinfer("bench", edgeinfer.model, *options, "--json").out)
+    assert (document["kept_in"] is not None) is kept
+    assert document["counts"][0] == 1
+    found = find_tuned(settings(), Path(edgeinfer.model), "kernels-of-today")
+    assert (found is not None) is kept
+    if found is None:
+        assert "nothing was kept: other programs used 80 % of the CPUs" in done.err
+    else:
+        assert (found.n_prefill, found.n_decode) == (document["best"]["prefill"], document["best"]["decode"])
 
 
 def test_a_capped_thread_count_is_said(edgeinfer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
