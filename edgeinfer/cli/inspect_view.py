@@ -23,10 +23,14 @@ def sections(s: dict[str, Any]) -> Iterator[Section]:
     if s["memory"]:
         yield "Memory", _memory_rows(s["memory"], s["memory_plans"])
     verdict = [("cannot run", escaped(problem)) for problem in s["native"]["problems"]]
-    yield "Native engine", verdict or [
-        ("runs", "yes: every tensor, the family and the tokenizer are supported"),
-        ("threads", s["threads"]["text"]),
-    ]
+    yield (
+        "Native engine",
+        verdict
+        or [
+            ("runs", "yes: every tensor, the family and the tokenizer are supported"),
+            ("threads", s["threads"]["text"]),
+        ],
+    )
     yield "llama.cpp", _llamacpp_rows(s["llamacpp"])
     if "tensors" in s:
         yield "Tensors", _tensor_rows(s["tensors"])
