@@ -26,6 +26,7 @@ from .model.messages import check_messages
 from .profile.threads import ThreadChoice
 from .schedule.admission import level_of
 from .schedule.generation import AsyncGeneration, Generation
+from .schedule.late import LateGeneration, SummaryWanted, no_summary
 from .schedule.options import ScheduleSettings
 from .schedule.overflow import Fitted, check_policy, fit, fit_ids, head
 from .schedule.prefix_cache import PrefixCache
@@ -35,6 +36,7 @@ from .schedule.scheduler import Scheduler
 from .schedule.score import score
 from .schedule.stream import Stream
 from .schedule.summary import Summary
+from .schedule.turns import Summarise
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -179,8 +181,12 @@ class LLM:
         think_budget: int | None = None,
         **sampling: Unpack[SamplingArgs],
     ) -> AsyncGeneration:
-        """`chat` for `async for`. With overflow "summarise" the call itself waits while a summary is written."""
-        return self._answer(AsyncGeneration, messages, params, sampling, priority, overflow, thinking, think_budget)
+        """`chat` for `async for`. Where overflow "summarise" needs a summary, it is written when the answer is first read."""
+        of = (messages, params, sampling, priority, overflow, thinking, think_budget)
+        try:
+            return self._answer(AsyncGeneration, *of, summarise=no_summary)
+        except SummaryWanted:
+            return LateGeneration(lambda: self._answer(AsyncGeneration, *of), self._answers.add)
 
     def _complete(
         self,
@@ -217,6 +223,7 @@ class LLM:
         policy: str | None,
         thinking: bool | None,
         think_budget: int | None,
+        summarise: Summarise | None = None,
     ) -> _A:
         accepted = time.perf_counter()
         self._check_open()
@@ -229,7 +236,8 @@ class LLM:
             )
         reasoning, policy = choose_reasoning(self.template.thinking, thinking, think_budget), policy or self.overflow
         encode = partial(self.template.encode, **reasoning.variables)
-        fitted = fit(checked, encode, self.n_ctx, policy=policy, max_tokens=chosen.max_tokens, summarise=self._summary)
+        asked = summarise or self._summary
+        fitted = fit(checked, encode, self.n_ctx, policy=policy, max_tokens=chosen.max_tokens, summarise=asked)
         splitter = reasoning.splitter(fitted.ids)
         answer = self._start(kind, fitted.ids, chosen, priority, accepted, fitted, splitter)
         self._pin_head(checked, encode, fitted.ids)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +12,7 @@ import numpy as np
 import pytest
 
 import edgeinfer
-from edgeinfer.errors import ContextOverflowError
+from edgeinfer.errors import ContextOverflowError, EngineError
 from edgeinfer.llm import LLM
 from tests.tiny import build_tiny
 
@@ -105,3 +108,80 @@ def test_the_answer_is_that_of_the_shorter_conversation(llm: LLM) -> None:
     assert tokens == ask(llm, kept, 8)[0]
     with pytest.raises(ContextOverflowError):
         ask(llm, [*talk[:1], *talk[1:] * 3], 8)
+
+
+LONG_TALK = [
+    {"role": "user", "content": "hello"},
+    {"role": "assistant", "content": "world"},
+    {"role": "user", "content": "what is"},
+    {"role": "assistant", "content": "the"},
+    {"role": "user", "content": "today"},
+]
+
+
+def slow_summaries(llm: LLM, monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[str]:
+    """Summaries take that long, and are "s"; returns the threads that they are written in."""
+    threads: list[str] = []
+
+    def write(messages: Any, n_tokens: int) -> str:
+        threads.append(threading.current_thread().name)
+        time.sleep(seconds)
+        return "s"
+
+    monkeypatch.setattr(llm, "_summary", write)
+    return threads
+
+
+def test_a_summary_does_not_hold_up_the_event_loop(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    how: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True, "overflow": "summarise"}
+    threads = slow_summaries(llm, monkeypatch, 0.4)
+    expected = llm.chat(LONG_TALK, **how).text()
+    threads.clear()
+
+    async def both() -> tuple[str, float, Any, Any]:
+        began = time.perf_counter()
+        answer = llm.achat(LONG_TALK, **how)
+        with pytest.raises(EngineError, match="has not begun"):
+            _ = answer.timings
+        waiting = asyncio.create_task(answer.text())
+        longest, last = time.perf_counter() - began, time.perf_counter()
+        while not waiting.done():
+            await asyncio.sleep(0.005)
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+        return await waiting, longest, answer.dropped, answer.timings
+
+    text, longest, dropped, timings = asyncio.run(both())
+    assert text == expected
+    assert longest < 0.3  # the summary takes 0.4 s
+    assert dropped is not None
+    assert timings.n_out == 8
+    assert threads
+    assert "MainThread" not in threads
+
+
+def test_an_answer_that_has_not_begun_can_be_ended(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    how: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True, "overflow": "summarise"}
+    slow_summaries(llm, monkeypatch, 0.2)
+
+    async def ends() -> None:
+        answer = llm.achat(LONG_TALK, **how)
+        answer.cancel()
+        assert [chunk.finish_reason async for chunk in answer] == ["cancelled"]
+        answer = llm.achat(LONG_TALK, **how)
+        reading = asyncio.create_task(answer.text())
+        await asyncio.sleep(0.05)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        assert answer.finish_reason == "cancelled"
+        async with llm.achat(LONG_TALK, **how) as unread:
+            pass
+        assert unread.finish_reason == "cancelled"
+
+    asyncio.run(ends())
+    planner = llm.scheduler.planner
+    until = time.perf_counter() + 10
+    while planner.n_active and time.perf_counter() < until:
+        time.sleep(0.01)
+    assert planner.n_active == 0
