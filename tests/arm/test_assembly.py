@@ -30,7 +30,7 @@ JOBS = (  # long ones first
     ("aarch64/dotprod", MATMULS[1::2]),
     ("aarch64/dotprod", MATMULS[::2] + THREADS),
     ("aarch64/portable", (*THREADS, "matmul.q4_1")),
-    ("x86_64/avxvnni", ("matmul.q4_1",)),
+    ("x86_64/avxvnni", ("matmul.q4_1", "matmul.iq4_nl")),
 )
 
 
@@ -113,12 +113,20 @@ def test_atomics_on_portable_arm_acquire_and_release() -> None:
         assert not starting(found, "(ldadd|swp|cas|ldset|ldclr|ldeor)(al|a|l)?|ldapr"), "an instruction beyond ARMv8.0"
 
 
-def test_matmul_on_avxvnni_uses_the_vex_form() -> None:
+@pytest.mark.parametrize("name", ["matmul.q4_1", "matmul.iq4_nl"])
+def test_matmul_on_avxvnni_uses_the_vex_form(name: str) -> None:
     """The EVEX form of the instruction would end the process on a CPU without AVX-512."""
-    found = instructions("x86_64/avxvnni", "matmul.q4_1")
+    found = instructions("x86_64/avxvnni", name)
     dots = {name: count for name, count in found.items() if "vpdpbusd" in name}
     assert [re.sub(r"\s+", " ", name) for name in dots] == ["{vex} vpdpbusd"]
-    assert "%zmm" not in assembly()["x86_64/avxvnni"]["matmul.q4_1"]
+    assert "%zmm" not in assembly()["x86_64/avxvnni"][name]
+
+
+def test_tables_are_one_shuffle() -> None:
+    """Without the instruction, a lookup would take dozens."""
+    assert instructions("x86_64/avxvnni", "matmul.iq4_nl")["vpshufb"] >= 2 * 8
+    assert instructions("aarch64/dotprod", "matmul.iq4_nl")["tbl"] >= 4 * 8
+    assert instructions("aarch64/dotprod", "matmul.mxfp4")["tbl"] >= 4 * 8
 
 
 def test_unknown_instruction_set_is_refused_with_the_known_ones() -> None:
