@@ -23,14 +23,9 @@ def sections(s: dict[str, Any]) -> Iterator[Section]:
     if s["memory"]:
         yield "Memory", _memory_rows(s["memory"], s["memory_plans"])
     verdict = [("cannot run", escaped(problem)) for problem in s["native"]["problems"]]
-    yield (
-        "Native engine",
-        verdict
-        or [
-            ("runs", "yes: every tensor, the family and the tokenizer are supported"),
-            ("threads", s["threads"]["text"]),
-        ],
-    )
+    threads = [("threads", s["threads"]["text"])] if "threads" in s else []
+    runs = [("runs", "yes: every tensor, the family and the tokenizer are supported"), *threads]
+    yield "Native engine", verdict or runs
     yield "llama.cpp", _llamacpp_rows(s["llamacpp"])
     if "tensors" in s:
         yield "Tensors", _tensor_rows(s["tensors"])

@@ -224,7 +224,9 @@ import resource, sys, time
 from edgeinfer.errors import ModelFileError
 from edgeinfer.model.gguf import GGUFFile
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def peak():  # in kB; not ru_maxrss, which a child of a large process begins with its parent's
+    return int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+before = peak()
 for path in sys.argv[1:]:
     start = time.perf_counter()
     try:
@@ -234,7 +236,7 @@ for path in sys.argv[1:]:
         pass
     if time.perf_counter() - start > 1:
         print(path, "took", time.perf_counter() - start, "s")
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    grown = (peak() - before) / 1024
     if grown > 200:
         print(path, "took", grown, "MB")
 """
