@@ -29,6 +29,7 @@ __all__ = [
     "figures",
     "get_model",
     "given",
+    "kv_option",
     "open_model",
     "overflow_option",
     "pre_option",
@@ -97,6 +98,7 @@ class Outcome:
     tokens: list[int] = field(default_factory=list)
     finish_reason: str = "cancelled"
     timings: Timings | None = None
+    limited_by: str | None = None  # "max_tokens" or "context" where that ended it
     dropped: str | None = None  # what was left out to make it fit the context, in a sentence
 
 
@@ -143,9 +145,20 @@ def stream(
                 outcome.finish_reason = chunk.finish_reason
     outcome.text, outcome.thinking = "".join(pieces), "".join(thoughts)
     outcome.timings = answer.timings
+    outcome.limited_by = getattr(answer, "limited_by", None)
     dropped = getattr(answer, "dropped", None)
     outcome.dropped = dropped.sentence() if dropped is not None else None
     return outcome
+
+
+def say_cut(outcome: Outcome, n_ctx: int, shaped: bool = False) -> None:
+    """Say that an answer was cut where nobody asked for that: by the context, or inside what a grammar wants."""
+    if outcome.limited_by == "context":
+        say(
+            f"note: the answer was cut: the context of {n_ctx} tokens is full (--n-ctx makes it larger, --overflow goes on)"
+        )
+    elif outcome.limited_by == "max_tokens" and shaped:
+        say("note: the answer was cut by the limit on its tokens (-n) before it was whole")
 
 
 def write_out(text: str) -> None:
@@ -195,6 +208,12 @@ overflow_option = click.option(
     type=click.Choice(POLICIES),
     help="When prompt and answer do not fit in the context: refuse, leave the oldest turns out, go on shifting, or "
     "summarise the oldest turns.  [default: error]",
+)
+
+kv_option = click.option(
+    "--kv-type",
+    type=click.Choice(("f16", "q8_0", "q4_0")),
+    help="How the KV cache is stored; q8_0 takes half the memory.  [default: f16]",
 )
 
 pre_option = click.option(

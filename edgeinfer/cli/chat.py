@@ -18,10 +18,12 @@ from .answer import (
     end_line,
     figures,
     given,
+    kv_option,
     open_model,
     overflow_option,
     pre_option,
     recommended,
+    say_cut,
     say_no_template,
     stream,
 )
@@ -63,6 +65,7 @@ Alt-Enter makes a new line, Ctrl-C stops an answer, the arrow keys walk through 
 @click.option("--seed", type=int, help="Makes the answers repeatable.")
 @overflow_option
 @pre_option
+@kv_option
 @thinking_options
 @click.option("--stats", is_flag=True, help="Show TTFT and tok/s after each answer.")
 @click.option("--offline", is_flag=True, help="Never use the network.")
@@ -77,6 +80,7 @@ def chat(
     seed: int | None,
     overflow: str | None,
     pre: str | None,
+    kv_type: str | None,
     thinking: bool | None,
     think_budget: int | None,
     hide_thinking: bool,
@@ -99,7 +103,7 @@ def chat(
     system = check_text(system, "--system")
     name = model or store.manifest().default
     chosen = {**recommended(name), **sampling_given({"max_tokens": max_tokens, **numbers})}
-    chosen_load = given(overflow=overflow, pre=pre)
+    chosen_load = given(overflow=overflow, pre=pre, kv_type=kv_type)
     with open_model(name, n_ctx=n_ctx, threads=threads, seed=seed, offline=offline, quiet=quiet, **chosen_load) as llm:
         if llm.template is None and not quiet:
             say_no_template(llm)
@@ -107,6 +111,8 @@ def chat(
         if interactive:
             return _Prompt(talk, chosen, stats, quiet, hide_thinking).run()
         outcome = _answer(talk, text, chosen, ThinkingView(hide_thinking, quiet))
+        if not quiet:
+            say_cut(outcome, llm.n_ctx, shaped=any(name in chosen for name in ("json_schema", "regex", "grammar")))
         if outcome.dropped and not quiet:
             say(f"[{outcome.dropped}]")
         if stats:
@@ -238,7 +244,7 @@ class _Prompt:
         self.last = _answer(self.talk, check_text(text, "the message"), self.chosen, view)
         if self.last.finish_reason == "cancelled":
             say("[stopped]")
-        elif self.last.finish_reason == "length" and "max_tokens" not in self.chosen and self.talk.llm.template:
+        elif self.last.limited_by == "context" and self.talk.llm.template:
             say("[the context is full; /reset forgets the conversation]")
         if self.last.dropped and not self.quiet:
             say(f"[{self.last.dropped}]")

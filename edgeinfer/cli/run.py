@@ -12,10 +12,12 @@ from .answer import (
     end_line,
     figures,
     given,
+    kv_option,
     open_model,
     overflow_option,
     pre_option,
     recommended,
+    say_cut,
     say_no_template,
     stream,
 )
@@ -38,6 +40,7 @@ __all__ = ["run"]
 @click.option("--seed", type=int, help="Makes the answer repeatable.")
 @overflow_option
 @pre_option
+@kv_option
 @thinking_options
 @click.option("--ignore-eos", is_flag=True, help="Go on past the model's end token, up to the limit.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: text, tokens, timings, finish_reason.")
@@ -60,6 +63,7 @@ def run(
     seed: int | None,
     overflow: str | None,
     pre: str | None,
+    kv_type: str | None,
     thinking: bool | None,
     think_budget: int | None,
     hide_thinking: bool,
@@ -87,7 +91,7 @@ def run(
     chosen = {**recommended(model), **sampling_given({"seed": seed, "max_tokens": max_tokens, **numbers})}
     if ignore_eos:
         chosen["ignore_eos"] = True
-    chosen_load = given(overflow=overflow, pre=pre)
+    chosen_load = given(overflow=overflow, pre=pre, kv_type=kv_type)
     if overflow not in (None, "error", "shift") and not as_chat:
         raise click.UsageError(f"--overflow {overflow} goes with --chat: a plain prompt has no turns")
     with open_model(model, n_ctx=n_ctx, threads=threads, seed=seed, offline=offline, quiet=quiet, **chosen_load) as llm:
@@ -100,6 +104,7 @@ def run(
             answer = llm.chat([*messages, {"role": "user", "content": text}], **about_thinking, **chosen)
         else:
             answer = llm.generate(text, **chosen)
+        n_ctx_used = llm.n_ctx
         view = ThinkingView(hide_thinking or as_json, quiet)
         try:
             outcome = stream(answer, _nothing if as_json else view.write, view.think)
@@ -115,6 +120,7 @@ def run(
             "thinking": outcome.thinking,
             "tokens": outcome.tokens,
             "finish_reason": outcome.finish_reason,
+            "limited_by": outcome.limited_by,
             "dropped": outcome.dropped,
             "seed": answer.seed,
             "timings": timings,
@@ -124,6 +130,7 @@ def run(
         end_line(outcome.text)
     if not quiet:
         view.note(outcome)
+        say_cut(outcome, n_ctx_used, shaped=any(name in chosen for name in ("json_schema", "regex", "grammar")))
     if outcome.dropped and not quiet:
         say(f"[{outcome.dropped}]")
     if stats:

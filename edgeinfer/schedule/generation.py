@@ -86,6 +86,11 @@ class _Answer:
         return "".join(self._thoughts)
 
     @property
+    def limited_by(self) -> str | None:
+        """What ended the answer with "length": "max_tokens", as was asked for, or "context", which was full."""
+        return self._stream.run.limited_by
+
+    @property
     def n_prompt(self) -> int:
         """How many tokens the prompt has."""
         return self._stream.n_prompt

@@ -24,6 +24,7 @@ class Run:
     clock: Callable[[], float] = time.perf_counter
     finish_reason: str | None = None
     stopped_by: int | str | None = None  # the end token or the stop string that ended it
+    limited_by: str | None = None  # what ended it with "length": "max_tokens" or "context"
     n_prompt: int = 0
     n_reused: int = 0
     n_prefill: int = 0

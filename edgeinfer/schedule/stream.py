@@ -182,6 +182,8 @@ class Stream:
             run.stopped_by = stops.matched
             return self._last(shown, token, "stop")
         if full:
+            if not whole:
+                run.limited_by = "max_tokens" if len(self.answer) == self.params.max_tokens else "context"
             return self._last(shown + stops.flush(), token, "stop" if whole else "length")
         chunk = self._chunk(shown, token)
         if chunk.text and run.shown is None:

@@ -53,6 +53,7 @@ def test_json_is_one_document(edgeinfer: Any) -> None:
         "thinking": "",
         "tokens": list("|echo: héllo".encode()),
         "finish_reason": "stop",
+        "limited_by": None,
         "dropped": None,
         "seed": 7,
     }
@@ -66,6 +67,29 @@ def test_one_token_has_no_decode_speed(edgeinfer: Any) -> None:
     document = json.loads(edgeinfer("run", edgeinfer.model, "-p", "x", "-n", "1", "--json").out)
     assert document["finish_reason"] == "length"
     assert document["timings"]["decode_tok_s"] is None
+
+
+CUT = "note: the answer was cut: the context of 40 tokens is full (--n-ctx makes it larger, --overflow goes on)\n"
+
+
+def test_an_answer_that_the_context_cut_says_so(edgeinfer: Any) -> None:
+    for command in (("run", edgeinfer.model, "-p", "forever"), ("run", edgeinfer.model, "-p", "forever", "--json")):
+        done = edgeinfer(*command, "--n-ctx", "40")
+        assert (done.code, done.err) == (0, "compiling kernels\n" + CUT)
+    document = json.loads(done.out)
+    assert (document["finish_reason"], document["limited_by"]) == ("length", "context")
+    assert edgeinfer("run", edgeinfer.model, "-p", "forever", "--n-ctx", "40", "-q").err == ""
+    done = edgeinfer("run", edgeinfer.model, "-p", "forever", "--n-ctx", "40", "-n", "5", "--json")
+    assert CUT not in done.err
+    assert json.loads(done.out)["limited_by"] == "max_tokens"
+    done = edgeinfer("chat", edgeinfer.model, "--n-ctx", "40", stdin=b"forever")
+    assert (done.code, done.err) == (0, "compiling kernels\n" + CUT)
+
+
+def test_the_kv_type_reaches_the_model(edgeinfer: Any) -> None:
+    assert edgeinfer("run", edgeinfer.model, "-p", "x", "--kv-type", "q8_0").code == 0
+    assert edgeinfer.calls[-1]["kv_type"] == "q8_0"
+    assert edgeinfer("run", edgeinfer.model, "-p", "x", "--kv-type", "q9").code == 2
 
 
 def test_options_reach_the_model(edgeinfer: Any) -> None:
