@@ -76,7 +76,7 @@ def load(
     ...     print(llm.chat([{"role": "user", "content": "What is the capital of France?"}]).text())
     """
     from . import store
-    from .model.config import ModelConfig
+    from .arch import config_of
     from .model.gguf import GGUFFile
     from .model.template import ChatTemplate
     from .model.tokenizer import Tokenizer
@@ -97,7 +97,7 @@ def load(
         more["n_kv"] = _at_least_one("n_kv", n_kv)
     with ExitStack() as opened:
         file = opened.enter_context(GGUFFile.open(store.resolve(name_or_path, settings)))
-        config = ModelConfig.from_gguf(file)
+        config = config_of(file)
         window = choose_n_ctx(n_ctx, config.n_ctx_train)
         tokenizer = Tokenizer.from_gguf(file, pre)
         template = ChatTemplate.from_gguf(file, tokenizer)

@@ -21,6 +21,7 @@ from edgeinfer.cli.main import main
 from edgeinfer.errors import EdgeInferError, ModelFileError, NotFoundError, UnsupportedModelError
 from tests import gguf_bytes as make
 from tests.models import ROOT
+from tests.no_models import NO_MODELS
 from tests.tiny import build_tiny
 
 
@@ -47,6 +48,20 @@ def _lone_shard(path: Path) -> None:
     build_tiny(path, metadata={"split.count": ("uint16", 2), "split.no": ("uint16", 0)})
 
 
+def _without_keys(path: Path) -> None:
+    """A family that does not run here, and that lacks keys which all that run have."""
+    build_tiny(path, "rwkv7", metadata={".attention.head_count": ("uint32", 0), ".feed_forward_length": None})
+
+
+def _family(kind: str, value: object) -> Callable[[Path], object]:
+    return _raw(make.gguf([make.key("general.architecture", kind, value)], [make.tensor("w", [8])], bytes(32)))
+
+
+def _cut_header(path: Path) -> None:
+    """The first bytes of a download, too few for the table of tensors."""
+    path.write_bytes(build_tiny(path, n_layer=12).read_bytes()[:1000])
+
+
 # name -> (how it is written, the error, what the line must say)
 BAD: dict[str, tuple[Callable[[Path], object], type[EdgeInferError], str]] = {
     "empty": (_raw(b""), ModelFileError, "empty"),
@@ -65,6 +80,12 @@ BAD: dict[str, tuple[Callable[[Path], object], type[EdgeInferError], str]] = {
     "unknown type": (_of_type(200), UnsupportedModelError, "'blk.1.ffn_up.weight' is unknown (200)"),
     "rare type": (_of_type(16), UnsupportedModelError, "'blk.1.ffn_up.weight' is IQ2_XXS"),
     "family": (lambda path: build_tiny(path, "mamba"), UnsupportedModelError, "'mamba'"),
+    "family without keys": (_without_keys, UnsupportedModelError, "the family 'rwkv7' is not one that the native engine"),
+    "family a number": (_family("uint32", 5), ModelFileError, "general.architecture is 5; wanted text"),
+    "family empty": (_family("string", ""), ModelFileError, "general.architecture is empty"),
+    "no family": (_raw(make.gguf([make.key("a", "uint32", 1)])), ModelFileError, "general.architecture is missing"),
+    "cut header": (_cut_header, ModelFileError, "1000 bytes long, too short to hold that; it looks truncated, download it"),
+    **{name: (_raw(raw), UnsupportedModelError, f"this is {says}") for name, (raw, says) in NO_MODELS.items()},
 }  # fmt: skip
 
 
@@ -119,14 +140,16 @@ def test_the_good_model_is_listed_and_used_beside_the_bad_ones(
     monkeypatch.setenv("EDGEINFER_HOME", str(tmp_path / "home"))
     for name in ("HF_HOME", "HF_HUB_CACHE", "OLLAMA_MODELS"):
         monkeypatch.delenv(name, raising=False)
-    for name, (write, error, _) in BAD.items():
-        if error is ModelFileError and name not in ("directory",):
-            write(folder / f"{name}.gguf")
+    written = {n for n, bad in BAD.items() if bad[1] is ModelFileError and n != "directory"}
+    written |= {n for n in NO_MODELS if "imatrix" not in n}  # whose names say it: they are not even listed
+    for name in written:
+        BAD[name][0](folder / f"{name}.gguf")
     shutil.copy(build_tiny(tmp_path / "good.gguf"), folder / "good.gguf")
     assert main(["models", "--json"]) == 0
     rows = {row["name"]: row["problem"] for row in json.loads(capsys.readouterr().out)}
     assert rows.pop("pub/repo/good") is None
-    assert len(rows) == len([1 for name, (_, error, _) in BAD.items() if error is ModelFileError]) - 1
+    assert rows.keys() == {f"pub/repo/{name}" for name in written}
     assert all(rows.values())
+    assert rows["pub/repo/adapter"].startswith("this is a LoRA adapter")
     assert main(["inspect", "pub/repo/good"]) == 0
     assert "tiny llama" in capsys.readouterr().out

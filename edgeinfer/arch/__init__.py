@@ -10,10 +10,12 @@ from types import MappingProxyType
 
 from ..errors import UnsupportedModelError
 from ..model.config import ModelConfig
+from ..model.gguf import GGUFFile
+from ..model.purpose import architecture
 from . import gemma, lfm2, llama, olmo2, phi3, qwen_moe
 from .family import Family
 
-__all__ = ["ARCHS", "Family", "family_of"]
+__all__ = ["ARCHS", "Family", "config_of", "family_of", "family_problem"]
 
 _ALL: tuple[Family, ...] = (
     *llama.FAMILIES,
@@ -41,6 +43,24 @@ _SPECIAL: Mapping[str, str] = MappingProxyType(
 )
 
 
+def family_problem(arch: str) -> str | None:
+    """Why no family of that name runs here; None where one does."""
+    if arch in ARCHS:
+        return None
+    return f"the family {arch!r:.60} is not one that the native engine runs ({', '.join(sorted(ARCHS))})"
+
+
+def config_of(file: GGUFFile) -> ModelConfig:
+    """The configuration of a model whose family runs here: the family is judged first, then its keys.
+
+    A sound file of another family may well lack keys that are required here. Raises as `ModelConfig.from_gguf`, and
+    UnsupportedModelError for an architecture that is not known.
+    """
+    if (problem := family_problem(architecture(file))) is not None:
+        raise UnsupportedModelError(f"{file.path}: {problem}")
+    return ModelConfig.from_gguf(file)
+
+
 def family_of(config: ModelConfig) -> Family:
     """The description of the model's family.
 
@@ -49,9 +69,7 @@ def family_of(config: ModelConfig) -> Family:
     """
     family = ARCHS.get(config.arch)
     if family is None:
-        raise UnsupportedModelError(
-            f"the native engine does not run the architecture {config.arch!r}; it runs: {', '.join(sorted(ARCHS))}"
-        )
+        raise UnsupportedModelError(str(family_problem(config.arch)))
     family.check(config)
     ignored = [key for field, key in _SPECIAL.items() if getattr(config, field) and field not in family.heeds]
     names = [f"{config.arch}.{key}" for key in ignored] or list(config.unread_keys)

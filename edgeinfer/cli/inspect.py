@@ -111,9 +111,7 @@ def _hex(file: GGUFFile, tensor: str, blocks: int) -> tuple[Any, Iterable[Sectio
 
 
 def _path_of(name: str) -> str | os.PathLike[str]:
-    """FILE as a path: itself where it exists, whatever it is, else the file of a model by that name."""
-    if os.path.lexists(name):
-        return name
+    """FILE as a path, as every command finds it."""
     from ..store import resolve
 
     return resolve(name, settings())

@@ -54,13 +54,12 @@ def draft_sections(d: dict[str, Any]) -> Iterator[Section]:
         m = d[name]
         trained = f", trained for {m['n_ctx_train']:,} tokens" if isinstance(m["n_ctx_train"], int) else ""
         rows.append((name, escaped(m["path"])))
-        what = (
-            f"{escaped(m['architecture'])}, {count(m['parameters'])} parameters, {size(m['bytes'])} of weights{trained}"
-        )
+        family = escaped(m["architecture"] or "family not given")
+        what = f"{family}, {count(m['parameters'])} parameters, {size(m['bytes'])} of weights{trained}"
         rows.append(("", f"{'':<{LABEL}}{what}"))
-    ratio = d["ratio"]
-    if ratio["parameters"] and ratio["bytes"]:
-        rows.append(("ratio", f"the draft is {ratio['parameters']:.3g} times smaller ({ratio['bytes']:.3g} by bytes)"))
+    if all(d[name][key] for name in ("target", "draft") for key in ("parameters", "bytes")):
+        by = {key: _beside(d["draft"][key], d["target"][key]) for key in ("parameters", "bytes")}
+        rows.append(("ratio", f"the draft is {by['parameters']} ({by['bytes']} by bytes)"))
     yield "Draft pair", rows
     v = d["vocabulary"]
     rows = [("tokens", f"{v['n_target']:,} and {v['n_draft']:,}, {v['n_differing']:,} of them differ")]
@@ -70,6 +69,14 @@ def draft_sections(d: dict[str, Any]) -> Iterator[Section]:
     rows += [("note", escaped(text)) for text in d["notes"]]
     fits = "yes: every id means the same text in both" if d["compatible"] else "no: the draft would propose other text"
     yield "Vocabulary", [*rows, ("can draft", fits)]
+
+
+def _beside(draft: int, target: int) -> str:
+    """How large the draft is beside its target, in words: "1.99 times larger"."""
+    times = f"{max(draft, target) / min(draft, target):.3g}"
+    if times == "1":
+        return "as large"
+    return f"{float(times):g} times {'larger' if draft > target else 'smaller'}"
 
 
 def hex_sections(h: dict[str, Any]) -> Iterator[Section]:

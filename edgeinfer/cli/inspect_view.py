@@ -129,7 +129,8 @@ def _weight_rows(quantization: dict[str, Any]) -> Rows:
 def _text_rows(tokenizer: dict[str, Any], template: dict[str, Any]) -> Rows:
     pre = f", pre-tokenizer {escaped(tokenizer['pre'])}" if tokenizer["pre"] else ""
     merges = f", {tokenizer['n_merges']:,} merges" if tokenizer["n_merges"] else ""
-    rows = [("tokenizer", f"{tokenizer['kind'] or 'none'} ({escaped(tokenizer['model'])}){pre}{merges}")]
+    model = "" if tokenizer["model"] is None else f" ({escaped(tokenizer['model'])})"
+    rows = [("tokenizer", f"{tokenizer['kind'] or 'none'}{model}{pre}{merges}")]
     if tokenizer["types"]:
         rows.append(("tokens", ", ".join(f"{n:,} {name}" for name, n in tokenizer["types"].items())))
     flags = [f"{name} {_yes(tokenizer[name])}" for name in ("add_bos", "add_eos", "add_space_prefix")]

@@ -27,8 +27,9 @@ _OWNERS = {
 
 
 def _look_inside(model: LocalModel) -> LocalModel:
-    """Add what only the file itself tells: whether it can be read, and its quant where no name or record says it."""
+    """Add what only the file itself tells: whether it can be read, is a language model, and its quant where not known."""
     from ..model.gguf import GGUFFile
+    from ..model.purpose import architecture
     from ..profile.summary import FILE_TYPES
 
     if model.problem:
@@ -37,9 +38,11 @@ def _look_inside(model: LocalModel) -> LocalModel:
         with GGUFFile.open(model.path) as file:
             declared = file.metadata.get("general.file_type")
             quant = FILE_TYPES.get(declared, "") if isinstance(declared, int) else ""
-            return replace(model, quant=model.quant or quant)
+            model = replace(model, quant=model.quant or quant)
+            architecture(file)
+            return model
     except EdgeInferError as error:
-        return replace(model, problem=str(error).removeprefix(f"{model.path} "))
+        return replace(model, problem=str(error).removeprefix(f"{model.path}").lstrip(": "))
     except Exception as error:  # one bad file never breaks the list
         return replace(model, problem=f"cannot be read: {type(error).__name__}: {error}")
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from ..errors import ModelFileError, UnsupportedModelError
 from .gguf import GGUFFile
 from .lazy_array import LazyArray
+from .purpose import architecture
 
-__all__ = ["ModelConfig", "architecture"]
+__all__ = ["ModelConfig"]
 
 ROPE_SCALING_TYPES = ("none", "linear", "yarn", "longrope")
 SPECIAL_IDS = ("bos", "eos", "eot", "eom", "unknown")  # those that decide what is generated; the others are not used
@@ -81,7 +82,7 @@ class ModelConfig:
         """Read and check the configuration.
 
         Raises ModelFileError (a key is missing, out of range or contradicts the tensors) or UnsupportedModelError
-        (sound, but nothing here runs it: sizes that differ per layer, an unknown rope scaling).
+        (sound, but nothing here runs it: no language model, sizes that differ per layer, an unknown rope scaling).
         """
         keys = _Keys(file, architecture(file))
         n_layer = keys.count("block_count")
@@ -153,14 +154,6 @@ class ModelConfig:
             tied_embeddings="output.weight" not in file.tensors,
             unread_keys=keys.unread(),  # last: what stands above has asked for its keys
         )
-
-
-def architecture(file: GGUFFile) -> str:
-    """The family that the file names. Raises ModelFileError where it names none."""
-    arch = file.metadata.get("general.architecture")
-    if not isinstance(arch, str) or not arch:
-        raise ModelFileError(f"{file.path}: general.architecture is missing; the file does not say what family it is")
-    return arch
 
 
 class _Keys:

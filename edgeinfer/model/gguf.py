@@ -56,7 +56,8 @@ class GGUFFile:
         """Map and parse a file. Of a split model name any shard: the others are found beside it by their names.
 
         A list names all shards, in any order and under any names. Raises NotFoundError (no such file) or ModelFileError
-        (not a readable GGUF file; a shard that is missing, there twice, or of another model).
+        (not a readable GGUF file; a shard that is missing, there twice, or of another model); of a list also SettingError,
+        where a whole model is in it.
         """
         paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
         if not paths:

@@ -132,10 +132,19 @@ class HeaderParser:
         n_keys = self._u64(16, "the metadata count")
         left = self.size - 24
         # the smallest key is 8 + 1 + 4 + 1 bytes, the smallest tensor entry 8 + 1 + 4 + 4 + 8
-        if n_keys > MAX_KEYS or n_keys * 14 > left:
-            raise self._bad(f"the metadata count is {n_keys}; {left} bytes cannot hold that, or no model has so many")
-        if n_tensors > MAX_TENSORS or n_tensors * 25 > left:
-            raise self._bad(f"the tensor count is {n_tensors}; {left} bytes cannot hold that, or no model has so many")
+        for what, n, most, smallest in (
+            ("metadata", n_keys, MAX_KEYS, 14),
+            ("tensor", n_tensors, MAX_TENSORS, 25),
+        ):
+            if n > most:
+                raise self._bad(
+                    f"the {what} count is {n}; wanted at most {most}, no model has so many: it is damaged, download it again"
+                )
+            if n * smallest > left:
+                raise self._bad(
+                    f"the {what} count is {n}, and the file is {self.size} bytes long, too short to hold that; "
+                    "it looks truncated, download it again"
+                )
         return n_tensors, n_keys, 24
 
     def _read_metadata(self, pos: int, n_keys: int) -> int:

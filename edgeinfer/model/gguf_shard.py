@@ -5,6 +5,7 @@ Must not know how shards make a model.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import stat
@@ -41,6 +42,8 @@ class Shard:
         except (FileNotFoundError, NotADirectoryError):
             raise NotFoundError(f"{path} does not exist") from None
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno == errno.ELOOP:
+                raise NotFoundError(f"{path} leads to no file: its symbolic links go round in a circle") from None
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise ModelFileError(f"{str(path)!r} cannot be opened: {reason}") from None
         try:

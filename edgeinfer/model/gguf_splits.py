@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import ModelFileError, NotFoundError
+from ..errors import ModelFileError, NotFoundError, SettingError
 from .gguf_shard import Shard
 
 __all__ = ["complete"]
@@ -25,15 +25,18 @@ def complete(given: Sequence[Shard]) -> list[Shard]:
     """All shards of the model that `given` belong to, in order: the given ones where they are all, else those beside it.
 
     A model in one file gives that file. Raises ModelFileError when a shard is missing, is there twice, or belongs to
-    another model; every shard that was opened here is closed then.
+    another model, SettingError when a whole model is among several files; every shard that was opened here is closed then.
     """
     first = given[0]
+    if len(given) > 1:
+        for shard in given:
+            if _place(shard)[1] == 1:
+                raise SettingError(
+                    f"{shard.path} is a whole model, not a shard of one; {len(given)} files were given, "
+                    "wanted it alone or the shards of one model"
+                )
     number, count = _place(first)
     if count == 1:
-        if len(given) > 1:
-            raise ModelFileError(
-                f"{first.path} is a whole model, not a shard of one; {len(given)} files were given, wanted one"
-            )
         return [first]
     opened: list[Shard] = []
     try:
@@ -136,7 +139,8 @@ def _same_model(ordered: Sequence[Shard]) -> None:
         its_arch = metadata.get("general.architecture", arch)
         if its_arch != arch:
             raise ModelFileError(
-                f"{shard.path} is of family {its_arch!r:.40}, but {ordered[0].path} of {arch!r:.40}: different models"
+                f"{shard.path} is of family {its_arch!r:.40}, but {ordered[0].path} "
+                f"{f'of {arch!r:.40}' if arch is not None else 'names none'}: different models"
             )
         for name in shard.header.tensors:
             if name in owner:

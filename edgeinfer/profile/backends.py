@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
-from ..arch import ARCHS
+from ..arch import ARCHS, family_problem
 from ..errors import EdgeInferError, ModelFileError, UnsupportedModelError
 from ..formats import FORMATS
-from ..model.config import ModelConfig, architecture
+from ..model.config import ModelConfig
 from ..model.gguf import GGUFFile, TensorInfo
+from ..model.purpose import architecture, architecture_problem, other_purpose
 from ..model.weights import Weights, unsupported_reason
 from .llamacpp_families import LLAMACPP_FAMILIES, LLAMACPP_TOKENIZERS, LLAMACPP_VERSION
 from .vocabulary import plain
@@ -18,17 +19,17 @@ __all__ = ["llamacpp", "native_problems", "read_config"]
 
 
 def read_config(file: GGUFFile) -> tuple[ModelConfig | None, list[str]]:
-    """The configuration, None where it cannot be read, and what is wrong with it or with its family."""
-    problems: list[str] = []
-    config = None
+    """The configuration, None where it cannot be read, and what is wrong with it or with its family.
+
+    What is wrong with the keys of a family that does not run here is no news: it may have none of them.
+    """
+    problem = config = None
     try:
-        if architecture(file) not in ARCHS:
-            arch = file.metadata["general.architecture"]
-            problems.append(f"the family {arch!r} is not one that the native engine runs ({', '.join(sorted(ARCHS))})")
+        problem = family_problem(architecture(file))
         config = ModelConfig.from_gguf(file)
     except (ModelFileError, UnsupportedModelError) as error:
-        problems.append(str(error).removeprefix(f"{file.path}: "))
-    return config, problems
+        problem = problem or str(error).removeprefix(f"{file.path}: ")
+    return config, [problem] if problem else []
 
 
 def native_problems(file: GGUFFile, config: ModelConfig | None) -> list[str]:
@@ -56,18 +57,24 @@ def native_problems(file: GGUFFile, config: ModelConfig | None) -> list[str]:
 
 def llamacpp(file: GGUFFile) -> dict[str, Any]:
     """What llama.cpp would say: `runs` by its tables (which are of `version`), and `available`: whether it is here."""
+    what = other_purpose(file)
+    problems = _llamacpp_problems(file) if what is None else [f"this is {what}"]
+    # found, not imported: an inspection must stay light
+    backend = importlib.util.find_spec("edgeinfer.engine.llamacpp") is not None
+    available = backend and importlib.util.find_spec("llama_cpp") is not None
+    return {"runs": not problems, "problems": problems, "available": available, "version": LLAMACPP_VERSION}
+
+
+def _llamacpp_problems(file: GGUFFile) -> list[str]:
     arch, model = (plain(file.metadata.get(key)) for key in ("general.architecture", "tokenizer.ggml.model"))
     problems = []
-    if arch == "clip":
-        problems.append("a vision projector: it belongs beside a language model and is none itself")
-    elif not isinstance(arch, str) or arch not in LLAMACPP_FAMILIES:
+    if (problem := architecture_problem(file)) is not None:
+        problems.append(problem)
+    elif arch not in LLAMACPP_FAMILIES:
         problems.append(f"the family {arch!r:.60} is not one that llama.cpp knows")
     unknown = {info.type_name for info in file if (fmt := FORMATS.get(info.type_id)) is None or fmt.withdrawn}
     if unknown:
         problems.append(f"no such tensor type: {', '.join(sorted(unknown))}")
     if model is not None and (not isinstance(model, str) or model not in LLAMACPP_TOKENIZERS):
         problems.append(f"the tokenizer {model!r:.60} is not one that llama.cpp knows")
-    # found, not imported: an inspection must stay light
-    backend = importlib.util.find_spec("edgeinfer.engine.llamacpp") is not None
-    available = backend and importlib.util.find_spec("llama_cpp") is not None
-    return {"runs": not problems, "problems": problems, "available": available, "version": LLAMACPP_VERSION}
+    return problems

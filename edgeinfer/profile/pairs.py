@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ..model.draft_pair import match_vocabularies
 from ..model.gguf import GGUFFile, TensorInfo
 from ..model.lazy_array import LazyArray
+from ..model.purpose import other_purpose
 from .vocabulary import plain
 
 __all__ = ["SAMPLE", "compare_files", "draft_pair"]
@@ -68,17 +69,19 @@ def compare_files(a: GGUFFile, b: GGUFFile) -> dict[str, Any]:
 
 def draft_pair(target: GGUFFile, draft: GGUFFile) -> dict[str, Any]:
     """Whether `draft` may draft for `target`, which ids differ, and how much smaller it is."""
+    beside = (("target", target), ("draft", draft))
     match = match_vocabularies(target.metadata, draft.metadata)
     sizes = {}
-    for name, file in (("target", target), ("draft", draft)):
+    for name, file in beside:
         arch = file.metadata.get("general.architecture")
         sizes[name] = {
             "path": str(file.path),
-            "architecture": plain(arch),
+            "architecture": arch if isinstance(arch, str) else None,
             "parameters": sum(info.n_elements for info in file),
             "bytes": sum(info.n_bytes for info in file),
             "n_ctx_train": plain(file.metadata.get(f"{arch}.context_length")),
         }
+    problems = [f"the {name} is {what}" for name, file in beside if (what := other_purpose(file)) is not None]
     ratio = {
         key: sizes["target"][key] / sizes["draft"][key] if sizes["draft"][key] else None
         for key in ("parameters", "bytes")
@@ -89,13 +92,13 @@ def draft_pair(target: GGUFFile, draft: GGUFFile) -> dict[str, Any]:
         notes.append(
             f"the draft was trained for {windows[1]:,} tokens, the target for {windows[0]:,}: beyond, it guesses worse"
         )
-    if ratio["bytes"] is not None and ratio["bytes"] < 2:
+    if ratio["bytes"] and ratio["bytes"] < 2:
         notes.append(f"the draft's weights are {1 / ratio['bytes']:.2f} of the target's: drafting will hardly pay")
     return {
         **sizes,
         "ratio": {key: None if value is None else round(value, 3) for key, value in ratio.items()},
-        "compatible": match.compatible,
-        "problems": list(match.problems),
+        "compatible": match.compatible and not problems,
+        "problems": [*problems, *match.problems],
         "notes": notes,
         "vocabulary": {
             "n_target": match.n_target,

@@ -20,6 +20,7 @@ import numpy as np
 from ..errors import EdgeInferError, SettingError, TemplateError
 from ..model.config import ModelConfig
 from ..model.gguf import GGUFFile, TensorInfo
+from ..model.purpose import other_purpose
 from ..model.weights import unsupported_reason
 from .backends import llamacpp, native_problems, read_config
 from .memory import CONTEXTS, plan_memory, windows_of
@@ -62,10 +63,11 @@ def summarize(
     SettingError when n_ctx is not in 1..n_ctx_train. A file that nothing here can run is summarized as well.
     """
     config, problems = read_config(file)
-    problems += native_problems(file, config)
     embedding = file.tensors.get("token_embd.weight")
     tokenizer = tokenizer_facts(file, embedding.shape[0] if embedding else None)
-    problems += tokenizer.pop("problems")
+    more = native_problems(file, config) + tokenizer.pop("problems")
+    if other_purpose(file) is None:  # a file that is no language model lacks nothing
+        problems += more
     arch = file.metadata.get("general.architecture")
     arch = arch if isinstance(arch, str) else None
     summary: dict[str, Any] = {

@@ -175,6 +175,8 @@ def resolve(name_or_path: str | Path, settings: Settings | None = None, known: M
         if path.is_file():
             return path
         is_folder = bool(text) and path.is_dir()
+        if not is_folder and os.path.lexists(text):
+            return path  # a pipe, or a link to nothing: who opens it says why it cannot be used
     except (OSError, ValueError):  # a name too long or with a zero byte is no path
         is_folder = False
     if isinstance(name_or_path, Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import types
@@ -15,6 +16,8 @@ import pytest
 from edgeinfer.cli.main import main
 from edgeinfer.formats import by_name
 from edgeinfer.model.gguf import GGUFFile
+from tests import gguf_bytes as make
+from tests.no_models import NO_MODELS
 from tests.shards import split
 from tests.tiny import build_tiny
 
@@ -157,6 +160,78 @@ def test_what_each_backend_would_do(capsys: pytest.CaptureFixture[str], tmp_path
     assert "vision projector" in s["llamacpp"]["problems"][0]
 
 
+@pytest.mark.parametrize("name", NO_MODELS)
+def test_a_file_that_is_no_language_model_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
+) -> None:
+    """Both verdicts say what it is and nothing else: it lacks no key, no tokenizer and no tensor."""
+    raw, says = NO_MODELS[name]
+    path = tmp_path / "m.gguf"
+    path.write_bytes(raw)
+    s = as_json(capsys, path)
+    assert s["native"]["problems"] == s["llamacpp"]["problems"]
+    (problem,) = s["native"]["problems"]
+    assert problem.startswith(f"this is {says}")
+    assert (s["native"]["runs"], s["llamacpp"]["runs"], s["config"]) == (False, False, None)
+    out = good(capsys, path)
+    assert f"cannot run      this is {says}" in out
+    assert "None" not in out
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ([], "general.architecture is missing"),
+        ([make.key("general.architecture", "uint32", 5)], "general.architecture is 5; wanted text"),
+        ([make.key("general.architecture", "uint32[]", [5])], "general.architecture is an array of 1 uint32s; wanted"),
+        ([make.key("general.architecture", "string", "")], "general.architecture is empty; wanted"),
+    ],
+)
+def test_a_file_without_a_family(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, keys: list[bytes], says: str
+) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(make.gguf([make.key("general.name", "string", "x"), *keys]))
+    s = as_json(capsys, path)
+    assert s["native"]["problems"][0].startswith(says)
+    assert s["llamacpp"]["problems"][0].startswith(says)
+    out = good(capsys, path)
+    assert "None" not in out
+    assert "the family" not in out.replace("the family it is", "")
+    beside = good(capsys, path, "--draft", build_tiny(tmp_path / "d.gguf"))
+    assert "None" not in beside
+
+
+def test_the_keys_of_a_family_that_does_not_run_are_not_judged(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = build_tiny(tmp_path / "m.gguf", "mamba", metadata={".attention.head_count": ("uint32", 0)})
+    problems = as_json(capsys, path)["native"]["problems"]
+    assert problems[0].startswith("the family 'mamba' is not one")
+    assert not any("head_count" in problem for problem in problems)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.parametrize("command", ["inspect", "run"])
+def test_links_that_lead_nowhere_and_pipes_have_one_answer(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    (tmp_path / "a.gguf").symlink_to(tmp_path / "b.gguf")
+    (tmp_path / "b.gguf").symlink_to(tmp_path / "a.gguf")
+    (tmp_path / "dangling.gguf").symlink_to(tmp_path / "gone.gguf")
+    os.mkfifo(tmp_path / "pipe.gguf")
+    wanted = {
+        "a.gguf": (5, "its symbolic links go round in a circle"),
+        "dangling.gguf": (5, "does not exist"),
+        "pipe.gguf": (3, "not a regular file"),
+    }
+    for name, (code, says) in wanted.items():
+        assert main([command, str(tmp_path / name), *(["--prompt", "hello"] if command == "run" else [])]) == code
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert says in err
+
+
 @pytest.mark.llama_cpp
 def test_the_families_of_llama_cpp_are_those_it_has() -> None:
     """Every name is among the library's strings; the linker lets a string be the end of a longer one."""
@@ -206,9 +281,10 @@ def test_a_model_in_several_files(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert code == 3
     assert "model-00002-of-00003.gguf" in err
     assert err.count("\n") == 1
-    code, _, err = run(capsys, whole, shards[0])
-    assert code == 3
-    assert "whole model" in err
+    for files in ((whole, shards[0]), (shards[0], whole), (whole, whole)):  # not a bad file but a bad list
+        code, out, err = run(capsys, *files)
+        assert (code, out) == (2, "")
+        assert f"{whole} is a whole model" in err
 
 
 # -- hex -------------------------------------------------------------------------------------------------------------
@@ -290,7 +366,19 @@ def test_draft(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     draft = build_tiny(tmp_path / "d.gguf", n_layer=1)
     out = good(capsys, target, "--draft", draft)
     assert "can draft       yes: every id means the same text in both" in out
-    assert "times smaller" in out
+    sizes = []
+    for path in (target, draft):
+        with GGUFFile.open(path) as file:
+            sizes.append((sum(info.n_elements for info in file), sum(info.n_bytes for info in file)))
+    by = [f"{a / b:.3g}" for a, b in zip(*sizes, strict=True)]
+    assert f"the draft is {by[0]} times smaller ({by[1]} times smaller by bytes)\n" in out
+    adapter = tmp_path / "adapter.gguf"
+    adapter.write_bytes(NO_MODELS["adapter"][0])
+    assert "problem         the draft is a LoRA adapter: it changes" in good(capsys, target, "--draft", adapter)
+    assert as_json(capsys, target, "--draft", adapter)["compatible"] is False
+    larger = good(capsys, draft, "--draft", target)
+    assert f"the draft is {by[0]} times larger ({by[1]} times larger by bytes)\n" in larger
+    assert "the draft is as large (as large by bytes)\n" in good(capsys, draft, "--draft", draft)
     assert as_json(capsys, target, "--draft", draft)["compatible"] is True
     other = build_tiny(tmp_path / "o.gguf", tokenizer="spm")
     out = good(capsys, target, "--draft", other)

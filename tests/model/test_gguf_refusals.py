@@ -170,6 +170,8 @@ def hostile() -> dict[str, tuple[bytes, str]]:
         "key count 2^32": (make.gguf([TEXT], n_keys=2**32), "metadata count is 4294967296"),
         "key count 2^64-1": (make.gguf([TEXT], n_keys=2**64 - 1), "metadata count"),
         "key count, one too many": (make.gguf([TEXT], n_keys=2), ""),
+        "key count of a cut file": (make.gguf([TEXT], n_keys=33), "it looks truncated, download it again"),
+        "tensor count of a cut file": (make.gguf([TEXT], n_tensors=272), "it looks truncated, download it again"),
         "tensor count 2^63": (make.gguf([TEXT], ONE, DATA, n_tensors=2**63), "tensor count is 9223372036854775808"),
         "key length 2^62": (make.gguf([struct.pack("<Q", 2**62) + b"x" * 64]), "name of metadata key 0"),
         "empty key": (make.gguf([make.key("", "uint32", 1) + pad]), "name of metadata key 0"),

@@ -148,7 +148,9 @@ def test_shards_of_different_models(whole: Path, shards: list[Path], tmp_path: P
     assert "one of 2 shards, but" in refusal(shards[0])
     shutil.copy(whole, shards[1])
     assert "a whole model, but" in refusal(shards[0])
-    assert "is a whole model, not a shard" in refusal([whole, shards[0]])
+    for given in ([whole, shards[0]], [shards[0], whole], [whole, whole]):
+        with pytest.raises(SettingError, match="is a whole model, not a shard"):
+            GGUFFile.open(given)
     larger = build_tiny(tmp_path / "larger.gguf", types=TYPES, n_layer=3)
     shutil.copy(split(larger, tmp_path / "larger", 12)[2], shards[2])
     shutil.copy(split(whole, tmp_path / "again", 8)[1], shards[1])
