@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 import edgeinfer
 from edgeinfer.errors import SettingError
 from edgeinfer.load import LLM
-from edgeinfer.model.thinking import Thinking
+from edgeinfer.model.thinking import FORMATS, Thinking
 from tests.fakes import EOS, ByteTokenizer, ScriptedEngine
 from tests.thinkers import THINK, ThinkingTemplate, marked, spelled
 from tests.tiny import build_tiny
@@ -170,3 +172,108 @@ def test_a_tiny_model_whose_template_opens_the_thinking(tmp_path: Path) -> None:
         free = llm.chat(ASK, max_tokens=9, temperature=0, ignore_eos=True)
         assert free.text() == ""
         assert free.reasoning.startswith(answer.reasoning[:3])
+
+
+# -- grammars hold for the answer only --------------------------------------------------------------------------------
+
+
+def asked(llm: LLM, **more: Any) -> tuple[str, str, str | None, bytes]:
+    """Answer, thinking, how it ended, and the tokens that are bytes (others as '#')."""
+    answer = llm.chat(ASK, temperature=0, **more)
+    chunks = list(answer)
+    text = "".join(chunk.text for chunk in chunks if not chunk.reasoning)
+    tokens = bytes(chunk.token if chunk.token < 256 else ord("#") for chunk in chunks if chunk.token is not None)
+    return text, answer.reasoning, answer.finish_reason, tokens
+
+
+@pytest.mark.parametrize("regex", ["[0-9]{2}", "(42|hm)", "[0-9]+"])
+def test_a_grammar_sleeps_while_an_opened_thinking_goes_on(regex: str) -> None:
+    with model(b"12 or 42?</think>\n42", opens=True) as llm:
+        template: Any = llm.template
+        text, thoughts, reason, _ = asked(llm, regex=regex, max_tokens=40)
+        assert template.opens
+        assert thoughts == "12 or 42?"
+        # the script's new line is not allowed behind the mark; what comes in its place is, and the script goes on
+        assert re.fullmatch(regex, text)
+        assert reason == "stop"
+
+
+@pytest.mark.parametrize("budget", [None, 4])
+def test_a_grammar_begins_behind_the_mark_and_what_models_see_behind_it(budget: int | None) -> None:
+    tokenizer, thinking = marked()
+    start, end = thinking.marks.values()
+    thoughts = b"9999" if budget else b"99999"
+    said = [start, *thoughts, *([] if budget else [end]), *([0] * (3 if budget else 2)), *b"42."]
+    with model(said, (tokenizer, thinking)) as llm:
+        text, found, reason, tokens = asked(llm, regex="[0-9]{2}", think_budget=budget)
+    assert (text, found, reason) == ("42", thoughts.decode(), "stop")
+    assert tokens == b"#" + thoughts + b"#\n\n42"
+
+
+def test_a_model_that_answers_at_once_is_held_from_its_first_token() -> None:
+    for thinking in (marked(), spelled()):
+        with model(b"Yes. 42", thinking) as llm:
+            text, thoughts, reason, _ = asked(llm, regex="[0-9]{2}")
+            assert re.fullmatch("[0-9]{2}", text)
+            assert (thoughts, reason) == ("", "stop")
+    tokenizer, switched = marked()
+    with model([switched.marks["<think>"], *b"42"], (tokenizer, switched)) as llm:  # no thinking is asked for
+        text, thoughts, _, tokens = asked(llm, regex="[0-9]{2}", thinking=False)
+        assert (len(text), thoughts, b"#" in tokens) == (2, "", False)
+
+
+def test_an_end_token_in_the_thinking_ends_the_thinking_only() -> None:
+    with model([*b"hm", EOS, *b"__________42"], opens=True) as llm:
+        text, thoughts, reason, tokens = asked(llm, json_schema={"type": "integer", "minimum": 10, "maximum": 99})
+    assert (thoughts, reason) == ("hm", "stop")
+    assert tokens.startswith(b"hm</think>\n\n")
+    assert 10 <= int(text) <= 99
+
+
+def test_an_answer_glued_to_the_mark_is_held_to_the_grammar() -> None:
+    tokenizer = ByteTokenizer([b">\n4", b">Y"])
+    for glued, wanted in ((260, "42"), (261, None)):
+        with model([*b"hm</think", glued, *b"2"], (tokenizer, spelled(tokenizer=tokenizer)), opens=True) as llm:
+            text, thoughts, reason, _ = asked(llm, regex="[0-9]{2}")
+            assert re.fullmatch("[0-9]{2}", text)
+            assert text == (wanted or text)
+            assert (thoughts.startswith("hm"), reason) == (True, "stop")
+
+
+def test_white_space_and_marks_that_the_grammar_wants_are_the_answer() -> None:
+    with model(b"hm</think>\n<think>x", opens=True) as llm:
+        assert asked(llm, regex="\n<think>x")[:2] == ("\n<think>x", "hm")
+
+
+def test_channels_with_a_grammar() -> None:
+    tokenizer, thinking = marked(FORMATS[0])
+    channel, message, end, start = thinking.marks.values()
+    final = [start, *b"assistant", channel, *b"final", message]
+    with model(
+        [channel, *b"analysis", message, *b"hm 7", end, *([0] * len(final)), *b"42."], (tokenizer, thinking)
+    ) as llm:
+        text, thoughts, reason, _ = asked(llm, regex="[0-9]{2}")
+        assert (text, thoughts, reason) == ("42", "hm 7", "stop")
+    with model([channel, *b"final", message, *b"42."], (tokenizer, thinking)) as llm:
+        assert asked(llm, regex="[0-9]{2}")[:3] == ("42", "", "stop")
+
+
+def test_a_limit_inside_the_thinking_is_told() -> None:
+    with model(b"ponder for long", opens=True) as llm:
+        assert asked(llm, regex="[0-9]{2}", max_tokens=6)[:3] == ("", "ponder", "length")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_tiny_model_with_a_schema_whatever_it_thinks(tmp_path: Path, seed: int) -> None:
+    path = build_tiny(tmp_path / "tiny.gguf", template=QWEN3)
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 99}}, "required": ["n"]}
+    with edgeinfer.load(path, seed=seed) as llm:
+        shape = {**schema, "additionalProperties": False}
+        answer = llm.chat(ASK, json_schema=shape, think_budget=9, temperature=1.5, max_tokens=120)
+        text = answer.text()
+        assert answer.reasoning
+        if answer.finish_reason == "stop":
+            assert json.loads(text).keys() == {"n"}
+        free = llm.chat(ASK, think_budget=9, temperature=1.5, max_tokens=9, seed=3)
+        held = llm.chat(ASK, think_budget=9, temperature=1.5, max_tokens=9, seed=3, json_schema=shape)
+        assert (free.text(), free.reasoning) == (held.text(), held.reasoning)  # thoughts are chosen freely

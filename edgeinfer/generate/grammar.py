@@ -105,7 +105,7 @@ class GrammarVocabulary:
                 if len(self._known) > _MOST_KNOWN:
                     self._known.popitem(last=False)
             self._known.move_to_end(key)
-            return Grammar(self._known[key].deep_copy(), self.n_tokens, self._ends, name)
+            return Grammar(self._known[key].deep_copy(), self.n_tokens, self._ends, name, self._tokenizer)
 
     def _compile(self, name: str, text: str, params: SamplingParams) -> Any:
         """A matcher at its beginning."""
@@ -162,8 +162,8 @@ class GrammarVocabulary:
 class Grammar:
     """Where one answer stands in what is allowed."""
 
-    def __init__(self, matcher: Any, n_tokens: int, ends: frozenset[int], name: str) -> None:
-        self._matcher, self._ends, self._name = matcher, ends, name
+    def __init__(self, matcher: Any, n_tokens: int, ends: frozenset[int], name: str, tokenizer: Any) -> None:
+        self._matcher, self._ends, self._name, self._tokenizer = matcher, ends, name, tokenizer
         self._words = np.zeros((n_tokens + 31) // 32, np.int32)  # a bit a token, 1 for those that may be next
         self._complete = bool(matcher.is_stopped())
 
@@ -177,6 +177,11 @@ class Grammar:
         if token in self._ends:
             return bool(self._matcher.is_accepting())
         return bool(self._matcher.validate_tokens([token]) == 1)
+
+    def beginning(self, text: str) -> list[int] | None:
+        """Tokens that write a text; None where they may not be next."""
+        tokens: list[int] = self._tokenizer.tokenize_bytes(text.encode())
+        return tokens if self._matcher.validate_tokens(tokens) == len(tokens) else None
 
     def mask(self, row: NDArray[np.float32]) -> None:
         """Set the logits (n_tokens,) of all tokens that may not be next to -inf."""

@@ -24,13 +24,16 @@ class Reasoning:
     thinking: Thinking | None
     variables: Mapping[str, Any]  # for the template
     budget: int | None  # most tokens of thinking; None is no limit
+    unwanted: bool = False  # no thinking was asked for
 
     def splitter(self, prompt: Sequence[int]) -> Splitter | None:
         """What tells thinking from the answer behind a prompt; None for a model whose thinking has no known marks."""
         if self.thinking is None or self.thinking.format is None:
             return None
         kind = Splitter if self.thinking.format.start else Channels
-        return kind(self.thinking, opened=self.thinking.opened(prompt), budget=self.budget)
+        opened = self.thinking.opened(prompt)
+        optional = not (opened or self.unwanted or self.thinking.closed(prompt))
+        return kind(self.thinking, opened=opened, budget=self.budget, optional=optional)
 
 
 def choose_reasoning(thinking: Thinking | None, wanted: bool | None = None, budget: int | None = None) -> Reasoning:
@@ -52,7 +55,7 @@ def choose_reasoning(thinking: Thinking | None, wanted: bool | None = None, budg
         budget = 0
     if thinking.takes_budget and budget is not None and wanted is not False:
         variables["thinking_budget"] = budget
-    return Reasoning(thinking, variables, budget)
+    return Reasoning(thinking, variables, budget, wanted is False)
 
 
 class Splitter:
@@ -61,8 +64,8 @@ class Splitter:
     White space around a mark belongs to it. Text is held back only while it may be the beginning of a mark.
     """
 
-    def __init__(self, thinking: Thinking, *, opened: bool, budget: int | None = None) -> None:
-        """`opened` says that the prompt ends inside the thinking."""
+    def __init__(self, thinking: Thinking, *, opened: bool, budget: int | None = None, optional: bool = True) -> None:
+        """`opened` says that the prompt ends inside the thinking, `optional` that the model may open it by itself."""
         assert thinking.format is not None
         self._format, self._marks = thinking.format, thinking.marks
         self._close_ids, self._budget = thinking.close_ids, budget
@@ -73,24 +76,69 @@ class Splitter:
         self._fresh = True  # at the beginning of the thinking or the answer, whose white space is left out
         self._begun = opened  # something of the answer, or thinking, has come
         self._held = ""
+        self._optional = optional
+        self._constrained = False  # a grammar says what the answer may be
+        self._settled = False  # all that follows is the answer, as it is
+
+    def constrain(self) -> frozenset[int]:
+        """A grammar is to hold for the answer: the tokens that may begin thinking in its place.
+
+        Of marks that are spelled in ordinary text there are none: the grammar then holds from the first token, unless
+        the prompt has opened the thinking.
+        """
+        self._constrained = True
+        if self.thinking:
+            return frozenset()
+        starts = self._starts()
+        self._begun = not starts
+        return starts
+
+    def _starts(self) -> frozenset[int]:
+        start = self._marks.get(self._format.start)
+        return frozenset() if start is None or not self._optional else frozenset({start})
+
+    @property
+    def settled(self) -> bool:
+        """Whether the next token belongs to the answer. Not known before the first one where the model may think."""
+        return self._settled or (self._begun and not self.thinking and not self._forced)
+
+    def settle(self) -> None:
+        """From here on all is the answer: neither marks nor white space are looked for."""
+        self._settled, self._held = True, ""
+
+    def behind_end(self, text: str) -> str:
+        """What of the answer stands behind a spelled end mark if `text` is next, white space left out."""
+        end = self._format.end
+        return "" if not end or end in self._marks else (self._held + text).partition(end)[2].lstrip()
+
+    def close(self) -> None:
+        """End the thinking with the tokens that come next; does nothing where that was tried already."""
+        if not self._closing:
+            self._closing = True  # once: a vocabulary that cannot spell the mark must not force it for ever
+            self._forced.extend(self._close_ids)
 
     def force(self) -> int | None:
         """The token that must come next, because the budget is used up; None where the model may choose."""
         over = self._budget is not None and self.thinking and self.n_tokens >= self._budget
-        if over and not self._closing:
-            self._closing = True  # once: a vocabulary that cannot spell the mark must not force it for ever
-            self._forced.extend(self._close_ids)
+        if over:
+            self.close()
         return self._forced.popleft() if self._forced else None
 
     def push(self, token: int | None, text: str) -> tuple[str, str]:
         """Take the next token and its text (None: only text that was held back before it)."""
         self.n_tokens += int(self.thinking and token is not None)
+        if self._settled:
+            return "", text
         mark = next((mark for mark, index in self._marks.items() if index == token), None)
         if mark is None:
             return self._text(text)
         before = self._text(text.removesuffix(mark))
         rest = self.flush() if self._begun or self._held.strip() else ("", "")
+        thought = self.thinking
         self._pass(mark)
+        if self._constrained and thought and not self.thinking and not self._forced and token in self._close_ids:
+            # the grammar has no place for what models are used to see behind the mark (new lines, the next channel)
+            self._forced.extend(self._close_ids[self._close_ids.index(token) + 1 :])
         return before[0] + rest[0], before[1] + rest[1]
 
     def flush(self) -> tuple[str, str]:
@@ -155,9 +203,17 @@ class Channels(Splitter):
     head, so that nothing of it is lost.
     """
 
-    def __init__(self, thinking: Thinking, *, opened: bool, budget: int | None = None) -> None:
-        super().__init__(thinking, opened=opened, budget=budget)
+    def __init__(self, thinking: Thinking, *, opened: bool, budget: int | None = None, optional: bool = True) -> None:
+        super().__init__(thinking, opened=opened, budget=budget, optional=optional)
         self._head: str | None = None  # of a message, while it is read
+
+    def _starts(self) -> frozenset[int]:
+        return frozenset({self._marks[CHANNELS[0]]})  # an answer has a channel, too
+
+    @property
+    def settled(self) -> bool:
+        """As of any splitter; a head is read before its message."""
+        return super().settled and self._head is None
 
     def _pass(self, mark: str) -> None:
         channel, message, _, start = CHANNELS
@@ -166,7 +222,7 @@ class Channels(Splitter):
             name = head.partition(channel)[2]
             self._turn(name.strip().startswith("analysis"))
             self._head = None
-            if "to=" in head:
+            if "to=" in head and not self._constrained:
                 self._held, self._fresh = head + message, False
         elif mark in (channel, start):
             self._turn(False)

@@ -55,6 +55,12 @@ class SamplerTools:
                 self._grammars = GrammarVocabulary(self._table, self._bytes())
         return self._grammars.grammar(params)
 
+    def piece(self, token: int) -> bytes:
+        """The bytes of a token, a control token as it is written; none for an id that no token has."""
+        with self._lock:
+            pieces = self._bytes()
+        return pieces[token] if token < len(pieces) else b""
+
     def _bytes(self) -> list[bytes]:
         if self._pieces is None:
             self._pieces = [self._table.piece(token, special=True) for token in range(self._table.n_vocab)]

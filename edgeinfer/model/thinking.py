@@ -142,3 +142,9 @@ class Thinking:
         if self.format is None or not self.format.start:
             return False
         return self.tail(prompt).rstrip().endswith((self.format.start + self.format.skip).rstrip())
+
+    def closed(self, prompt: Sequence[int]) -> bool:
+        """Whether a prompt ends behind thinking that its template has written, mostly none."""
+        if self.format is None or not self.format.end:
+            return False
+        return self.tail(prompt).rstrip().endswith(self.format.end)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engine.types import Logits
+from ..generate.answer_grammar import AnswerGrammar
 from ..generate.chunk import Chunk
 from ..generate.params import SamplingParams
 from ..generate.reasoning import Splitter
@@ -76,7 +77,7 @@ class Stream:
         """`fitted` says how far the answer goes, and how it goes on when the context is full; else it ends there.
 
         `splitter` tells thinking from the answer; stop strings are looked for in the answer only. `tools` are what
-        samplers and grammars need of the vocabulary.
+        samplers and grammars need of the vocabulary. A grammar holds for the answer, not for the thinking before it.
         """
         check_prompt(prompt, n_vocab, n_ctx)
         self.tokens = [int(token) for token in prompt]  # prompt and answer so far, all of which the sequence is to hold
@@ -89,6 +90,9 @@ class Stream:
         self.params, self.run, self.level, self.n_ctx = params, run, level, n_ctx
         end_ids = vocabulary.end_ids
         self._end_ids = frozenset() if params.ignore_eos else end_ids
+        grammar = None if tools is None else tools.grammar(params)
+        if grammar is not None and splitter is not None and tools is not None:
+            self._waking = AnswerGrammar(grammar, splitter, end_ids, tools.piece)
         self._sampler = Sampler(
             params,
             n_vocab=n_vocab,
@@ -96,7 +100,7 @@ class Stream:
             banned=[token for token in end_ids if token < n_vocab] if params.ignore_eos else (),
             history=self.tokens,
             breakers=None if tools is None else tools.breakers(params),
-            grammar=None if tools is None else tools.grammar(params),
+            grammar=self._waking or grammar,
         )
         self._text = vocabulary.stream(after=self.tokens[-1])
         self._stops = StopStrings(params.stop)
@@ -120,6 +124,7 @@ class Stream:
 
     _splitter: Splitter | None = None
     _thoughts = ""
+    _waking: AnswerGrammar | None = None  # a grammar for the answer behind the thinking
     reuses = True  # takes what the cache has of its prompt, and leaves it what it made
     wants_all_rows = False
 
@@ -166,6 +171,10 @@ class Stream:
         run, stops = self.run, self._stops
         forced = None if self._splitter is None else self._splitter.force()
         token = self._sampler.sample(logits, row, len(run.times)) if forced is None else forced
+        if self._splitter is not None and self._waking is not None and forced is None and self._waking.refuses(token):
+            self._splitter.close()
+            closing = self._splitter.force()
+            token = token if closing is None else closing
         if token in self._end_ids:
             run.stopped_by = token
             return self._last(self._rest() + stops.flush(), None, "stop")
@@ -195,6 +204,8 @@ class Stream:
         if self._splitter is not None:
             thoughts, text = self._splitter.push(token, text)
             self._thoughts += thoughts
+            if self._waking is not None and token is not None:
+                self._waking.look(text)
         return self._stops.push(text)
 
     def _rest(self) -> str:
