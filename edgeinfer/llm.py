@@ -167,8 +167,8 @@ class LLM:
         thinks aloud gives `reasoning` chunks first: thinking switches that on or off (None: as the template has it), and
         think_budget ends it after so many tokens. json_schema, regex and grammar hold for the answer, not for the thinking
         before it; a model that may think by itself, and whose mark for that is ordinary text and no token, does not
-        think with them unless its template opens the thinking. Raises what `generate` raises, TemplateError when the file has no
-        usable template, and SettingError for thinking=True where it knows none.
+        think with them unless its template opens the thinking. Raises what `generate` raises, TemplateError when the
+        file has no usable template, and SettingError for thinking=True where it knows none.
         """
         return self._answer(Generation, messages, params, sampling, priority, overflow, thinking, think_budget)
 

@@ -26,6 +26,9 @@ __all__ = ["Grammar", "GrammarVocabulary", "TokenTable"]
 # white space in JSON: nothing, a space, or a new line and some indent. More would let a small model go on for ever.
 _JSON = {"whitespace_pattern": r"( |\n[ \t]{0,20})"}
 _MOST_KNOWN = 16  # compiled schemas and grammars that are kept for the next answer
+_TOO_LARGE = re.compile(
+    r"too many (expressions|items|states|lexer)|too (big|large)\b|max is|fuel|limit for", re.IGNORECASE
+)
 _MOST_TRIES = 300  # subschemas that are compiled to find the one with the mistake
 
 
@@ -120,12 +123,24 @@ class GrammarVocabulary:
         found = matcher(self._tokenizer, source, log_level=0)
         if found.is_error():
             raise SettingError(self._complaint(name, found.get_error(), params))
+        self._try(name, found)
         return found
+
+    def _try(self, name: str, matcher: Any) -> None:
+        """Look at what may come first, so that most of what stops an answer is told before it."""
+        grammar = Grammar(matcher.deep_copy(), self.n_tokens, self._ends, name, self._tokenizer)
+        if not grammar.complete:
+            try:
+                grammar.mask(np.zeros(self.n_tokens, np.float32))
+            except SettingError as error:
+                raise SettingError(str(error).replace("stopped the answer", "cannot be used", 1)) from error
 
     def _schema(self, schema: Any) -> str:
         return str(self._library.LLMatcher.grammar_from_json_schema(schema, defaults=_JSON))
 
     def _complaint(self, name: str, error: str, params: SamplingParams) -> str:
+        if known := _plainly(name, error):
+            return f"{name} cannot be used: {known}"
         if name == "json_schema":
             schema = json.loads(str(params.json_schema))
             return f"json_schema cannot be used: at {self._place(schema, error)}: {_last_line(error)}"
@@ -200,7 +215,29 @@ class Grammar:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise SettingError(f"{self._name} stopped the answer: {_last_line(self._matcher.get_error())}")
+            error = self._matcher.get_error()
+            reason = _plainly(self._name, error) or _last_line(error)
+            raise SettingError(f"{self._name} stopped the answer: {reason}")
+
+
+def _plainly(name: str, error: str) -> str | None:
+    """What llguidance's errors about a whole grammar mean, and what to do; None for others, which name a mistake."""
+    if "NoExtension" in error:
+        cause = {
+            "regex": "its parts contradict each other, as in [a&&b]",
+            "grammar": "rules always need themselves or each other again, or contradict each other",
+            "json_schema": "it always needs itself again, or asks for things that exclude each other",
+        }[name]
+        return f"no text fits it ({cause}); give it a way to end"
+    if not _TOO_LARGE.search(error):
+        return None
+    advice = {
+        "regex": "use smaller counts in {...} and fewer alternatives, or leave the counts out",
+        "grammar": "use fewer alternatives and smaller counts, longer pieces of text in a rule, and rules that repeat by "
+        '* or on the left (list ::= item | list "," item)',
+        "json_schema": "use fewer values in enum, smaller maxLength and maxItems, or fewer properties",
+    }[name]
+    return f"it is too large or leaves too much open to be followed; {advice} [{_last_line(error)}]"
 
 
 def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

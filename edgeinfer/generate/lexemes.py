@@ -12,10 +12,12 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ..errors import SettingError
 from .gbnf import Choice, Class, Node, Repeat, Rule, Sequence, Token, parse, write_class, write_text
 
 __all__ = ["lark_of_gbnf"]
 
+_MOST_CHOICES = 2_000  # lexemes that may stand in one place; llguidance's limit (max_items_in_row)
 _UNROLLED = 3  # a bounded repetition is looked at as one without end if it is longer: more conflicts at the worst
 _MOST_PAIRS = 20_000  # of places looked at for one pair of lexemes before it counts as a conflict
 _MOST_PLACES = 4_000  # characters of one lexeme; a longer one is taken apart
@@ -50,8 +52,19 @@ class _Shape:
 
 
 def lark_of_gbnf(text: str) -> str:
-    """The Lark grammar of a GBNF one. Raises SettingError with line and column."""
-    return _Cutter(parse(text)).lark()
+    """The Lark grammar of a GBNF one.
+
+    Raises SettingError with line and column, and for a grammar whose texts have no end or that is too large.
+    """
+    rules = parse(text)
+    endless = sorted(set(rules) - _ending(rules))
+    if "root" in endless:
+        names = ", ".join(endless[:5]) + (", ..." if len(endless) > 5 else "")
+        raise SettingError(
+            f"grammar cannot be used: no text fits it, because 'root' has no end (rules that always need themselves or "
+            f"each other again: {names}); give one of them an alternative without that, as in list ::= item | list item"
+        )
+    return _Cutter(rules).lark()
 
 
 class _Cutter:
@@ -202,6 +215,12 @@ class _Cutter:
         """Lexemes that have to be taken apart; none when all can be read greedily."""
         start, after = _Order(self).tables()
         lexemes = list(after)
+        most = max(len(start), *map(len, after.values()), 0)
+        if most > _MOST_CHOICES:
+            raise SettingError(
+                f"grammar cannot be used: {most:,} pieces may stand in one place, and at most {_MOST_CHOICES:,} can be "
+                "told apart; give it fewer alternatives, or write a plain list of texts as a regex (one|two|three)"
+            )
         number = {lexeme: i for i, lexeme in enumerate(lexemes)}
         shapes = [self.shape(lexeme) for lexeme in lexemes]
         following = [sum(1 << number[z] for z in after[lexeme]) for lexeme in lexemes]  # sets of lexemes, as bits
@@ -404,6 +423,24 @@ def _regular(rules: dict[str, Node]) -> set[str]:
         if not more:
             return regular
         regular |= more
+
+
+def _ending(rules: dict[str, Node]) -> set[str]:
+    """The rules that some text without recursion fits."""
+    found: set[str] = set()
+
+    def ends(node: Node) -> bool:
+        if isinstance(node, Rule):
+            return node.name in found
+        if isinstance(node, Choice):
+            return any(map(ends, node.parts))
+        if isinstance(node, Sequence):
+            return all(map(ends, node.parts))
+        return not isinstance(node, Repeat) or node.least == 0 or ends(node.part)
+
+    while more := {name for name, node in rules.items() if name not in found and ends(node)}:
+        found |= more
+    return found
 
 
 def _children(tree: object) -> list[object]:

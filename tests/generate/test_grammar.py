@@ -111,6 +111,57 @@ def test_mistakes_are_told_with_their_place(shape: dict[str, Any], says: str) ->
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("shape", "says"),
+    [
+        ({"grammar": "root ::= root"}, "^grammar cannot be used: no text fits it, because 'root' has no end .*: root"),
+        ({"grammar": 'root ::= a "x"\na ::= root "y" | "z" a'}, "always need themselves or each other again: a, root"),
+        ({"grammar": 'root ::= "a" root'}, "'root' has no end"),
+        ({"grammar": 'start: start "a"'}, "^grammar cannot be used: no text fits it .*give it a way to end"),
+        ({"regex": "[a&&b]"}, "^regex cannot be used: no text fits it .its parts contradict"),
+        ({"json_schema": {"$ref": "#"}}, "^json_schema cannot be used: no text fits it .it always needs itself"),
+        (
+            {"grammar": "root ::= " + " | ".join(f'"{7919 * i}"' for i in range(9000))},
+            "9,000 pieces .*fewer alternatives",
+        ),
+        (
+            {"json_schema": {"enum": [f"x{i}" for i in range(100_000)]}},
+            "^json_schema cannot be used: .*fewer values in enum",
+        ),
+    ],
+)
+def test_grammars_without_an_end_and_huge_ones_are_told_plainly_and_first(shape: dict[str, Any], says: str) -> None:
+    with pytest.raises(SettingError, match=says) as caught:
+        grammar(**shape)
+    assert "NoExtension" not in str(caught.value)
+
+
+def test_left_recursion_with_an_end_is_followed() -> None:
+    assert after("", grammar='root ::= root "c" | "d"') == {"d"}
+    assert after("dc", grammar='root ::= root "c" | "d"') == {"c", "END"}
+    assert after("", grammar='root ::= a | "d"\na ::= a "c"') == {"d"}  # a dead alternative does no harm
+
+
+def takes_until_refused(found: Grammar, text: str) -> None:
+    for token in text.encode():
+        found.mask(np.zeros(TOKENIZER.n_vocab, np.float32))
+        found.accept(token)
+
+
+@pytest.mark.parametrize(
+    ("shape", "advice"),
+    [
+        ({"regex": "(.{1,200}b.{1,200}){200}"}, "smaller counts"),
+        ({"grammar": "start: (" + " | ".join(f'"{7919 * i}"' for i in range(3000)) + ")"}, "fewer alternatives"),
+    ],
+)
+def test_one_that_grows_too_large_on_the_way_says_what_to_do(shape: dict[str, Any], advice: str) -> None:
+    letters = "7" if "grammar" in shape else "aababbbbaababbabb" * 100
+    name = next(iter(shape))
+    with pytest.raises(SettingError, match=f"^{name} stopped the answer: it is too large .*{advice}"):
+        takes_until_refused(grammar(**shape), letters)
+
+
 def test_a_missing_extra_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(MissingExtraError, match=r'pip install "edgeinfer\[grammar\]"'):
