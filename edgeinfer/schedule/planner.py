@@ -5,9 +5,8 @@
 
 A chunk is as large as its time allows. While somebody reads an answer, the time is the target gap between two tokens of
 it; while nobody does, it is how long a cancel may have to wait. Small chunks waste time: reading the weights, and the keys
-before them, costs the same for 8 rows as for 80. So the target is longer while prompts wait in line for each other, and
-rows ride along then: two lanes of half the cores each would write few answers at a speed that nobody asked for while
-others wait for their first token. Every method is called with the scheduler's lock held.
+before them, costs the same for 8 rows as for 80. So the target is longer while prompts wait in line for each other. Every
+method is called with the scheduler's lock held.
 """
 
 from __future__ import annotations
@@ -66,7 +65,6 @@ class Planner:
         self._costs: dict[tuple[int, bool], CostModel] = {}  # by threads, and whether the other lane runs too
         self._overhead_s = 0.0  # of a step beside its forward: sampling, text, queues
         self._last_step: float | None = None  # clock reading when the last step of the answers ended
-        self._gap: float | None = None  # usual gap that was measured, answers alone
 
     # ---- coming in --------------------------------------------------------------------------------------------------
 
@@ -216,9 +214,8 @@ class Planner:
         way = self.sharing.way
         if way.name != "split" or self.sharing.measuring:
             return way
-        looks = sum(s.n_held for s in self.writing)
-        gap = self._cost(way.n_decode, True).seconds(len(self.writing), looks, looks) + self._overhead_s
-        return way if gap <= self.target_gap_s() else Way("ride", self.n_threads, self.n_threads)
+        gap = self._step_s(self.writing, way.n_decode, True) + self._overhead_s
+        return way if gap <= self.target_gap_s() else self.sharing.ride
 
     def _add_chunk(self, work: Work, streams: list[Stream], budget_s: float) -> None:
         """Add prompts to a forward, in order, as far as it stays within budget_s."""
@@ -254,27 +251,27 @@ class Planner:
         if cost is None:
             like = next(((n, c) for (n, _), c in self._costs.items() if c.known), None)
             cost = CostModel() if like is None else CostModel(like[1], max(1.0, like[0] / n_threads))
-            if cost.known or like is None:
-                self._costs[n_threads, shared] = cost
+            self._costs[n_threads, shared] = cost
         return cost
+
+    def _step_s(self, streams: list[Stream], n_threads: int, shared: bool = False) -> float:
+        """What a forward of the next token of each of these streams is expected to take."""
+        looks = sum(s.n_held for s in streams)
+        return self._cost(n_threads, shared).seconds(max(1, len(streams)), looks, looks)
 
     # ---- what forwards taught ---------------------------------------------------------------------------------------
 
     def usual_gap_s(self) -> float:
         """The gap between two tokens of the streams that are answering, if nothing else ran."""
-        return self._gap_of(self.writing)
-
-    def _gap_of(self, streams: list[Stream]) -> float:
-        looks = sum(s.n_held for s in streams)
-        cost = self._cost(self.n_threads, False)
-        return cost.seconds(max(1, len(streams)), looks, looks) + self._overhead_s
+        return self._step_s(self.writing, self.n_threads) + self._overhead_s
 
     def target_gap_s(self) -> float:
         """The gap that chunks are cut for."""
         if self.options.target_gap_s is not None:
             return self.options.target_gap_s
         least, gaps = (BUSY_GAP_S, BUSY_GAPS) if self.busy else (GAP_S, GAPS)
-        return max(least, gaps * self._gap_of(self.writing[:1]), LEAST_GAPS * self.usual_gap_s())
+        one = self._step_s(self.writing[:1], self.n_threads) + self._overhead_s
+        return max(least, gaps * one, LEAST_GAPS * self.usual_gap_s())
 
     def done(self, work: Work, started: float, seconds: float, now: float) -> None:
         """A forward has ended and its rows were used: learn from it, and sort its streams to where they go on."""
@@ -297,10 +294,10 @@ class Planner:
         if not both or work.way is None:
             self.sharing.interrupted()
         elif self.sharing.note(work.way, now, work.rows - work.n_steps, work.n_steps, gap):
-            cost, n = self._cost(self.n_threads, False), len(self.writing)
-            looks = sum(s.n_held for s in self.writing)
-            row_s = cost.seconds(64, looks_of(looks // n, 64), looks // n) / 64
-            self.sharing.choose(row_s, cost.seconds(n, looks, looks) / n, self.target_gap_s())
+            n = len(self.writing)
+            first = sum(s.n_held for s in self.writing) // n
+            row_s = self._cost(self.n_threads, False).seconds(64, looks_of(first, 64), first) / 64
+            self.sharing.choose(row_s, self._step_s(self.writing, self.n_threads) / n, self.target_gap_s())
 
     def release(self, work: Work) -> None:
         """A forward has ended, well or not: its cores and streams are free."""

@@ -75,7 +75,8 @@ class Sharing:
     def __init__(self, wanted: str, n_threads: int, can_split: bool) -> None:
         if wanted not in SHARINGS:
             raise SettingError(f"sharing is {wanted!r}; wanted one of {', '.join(SHARINGS)}")
-        ride, whole = Way("ride", n_threads, n_threads), Way("whole", n_threads, n_threads)
+        self.ride = ride = Way("ride", n_threads, n_threads)
+        whole = Way("whole", n_threads, n_threads)
         splits = [Way("split", n_threads - n, n) for n in sorted({1, n_threads // 2}) if 0 < n < n_threads]
         if wanted == "split" and not (can_split and splits):
             raise SettingError("the threads cannot be split: it takes two or more and an engine that runs two lanes")
