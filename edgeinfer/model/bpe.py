@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .merging import MARK, Memo, boundary, merge, pieces_between
+from .merging import MARK, Memo, WordMemo, boundary, merge, pieces_between
 from .pretokenizers import PreTokenizer
 from .string_table import StringTable
 
@@ -27,9 +27,6 @@ def _byte_alphabet() -> str:
 TEXT_OF_BYTES = _byte_alphabet()  # index: byte
 BYTE_OF = {character: byte for byte, character in enumerate(TEXT_OF_BYTES)}
 
-_MEMO = 1 << 15
-_MEMO_LENGTH = 48  # longer words seldom come again
-
 
 class BytePairEncoder:
     """Text -> ids. `allowed(id)` says whether text may become that token: control tokens must not."""
@@ -39,7 +36,7 @@ class BytePairEncoder:
     ) -> None:
         """`merges` holds "left right" in order of rank."""
         self._rule = rule
-        self._memo: dict[str, list[int]] = {}
+        self._memo = WordMemo(self._ids_of)
         self._ranks = Memo(lambda pair: merges.find(pair.encode()))
 
         def find(symbol: str) -> int:
@@ -53,19 +50,12 @@ class BytePairEncoder:
     def encode(self, text: str) -> list[int]:
         """The ids of plain text (no lone surrogates)."""
         ids: list[int] = []
-        memo = self._memo
         for word in self._words(text):
-            found = memo.get(word)
-            if found is None:
-                found = self._word(
-                    word.encode().decode("latin-1").translate(TEXT_OF_BYTES) if self._rule.byte_level else word
-                )
-                if len(word) <= _MEMO_LENGTH:
-                    if len(memo) >= _MEMO:
-                        memo.clear()
-                    memo[word] = found
-            ids += found
+            ids += self._memo[word]
         return ids
+
+    def _ids_of(self, word: str) -> list[int]:
+        return self._word(word.encode().decode("latin-1").translate(TEXT_OF_BYTES) if self._rule.byte_level else word)
 
     def _words(self, text: str) -> list[str]:
         if not self._rule.marks_spaces:

@@ -3,33 +3,45 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 
 from .string_table import StringTable
 
-__all__ = ["MARK", "Memo", "boundary", "merge", "pieces_between"]
+__all__ = ["MARK", "Memo", "WordMemo", "boundary", "merge", "pieces_between"]
 
 MARK = "\u2581"  # stands for a space inside tokens
 _LEFT = (1 << 32) - 1
-_MEMO = 1 << 16
+_T = TypeVar("_T")
 
 
-class Memo(dict[str, int]):
-    """What `find` answers for a string, remembered for the last 65,536 strings or so."""
+class Memo(dict[str, _T]):
+    """What `find` answers for a string, remembered for the last 65,536 strings or so, or as many as `most` says."""
 
-    def __init__(self, find: Callable[[str], int]) -> None:
+    most, longest = 1 << 16, sys.maxsize
+
+    def __init__(self, find: Callable[[str], _T]) -> None:
         super().__init__()
         self._find = find
 
-    def __missing__(self, string: str) -> int:
-        if len(self) >= _MEMO:
-            self.clear()
-        found = self[string] = self._find(string)
+    def __missing__(self, string: str) -> _T:
+        found = self._find(string)
+        if len(string) <= self.longest:
+            if len(self) >= self.most:
+                self.clear()
+            self[string] = found
         return found
+
+
+class WordMemo(Memo[_T]):
+    """The same for words: longer ones seldom come again, and what is made of them takes more memory."""
+
+    most, longest = 1 << 15, 48
 
 
 def merge(text: str, ranks: Mapping[str, int], joint: str = "") -> list[str]:

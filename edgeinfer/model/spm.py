@@ -11,13 +11,10 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from .merging import MARK, Memo, boundary, merge, pieces_between
+from .merging import MARK, Memo, WordMemo, boundary, merge, pieces_between
 from .string_table import StringTable
 
 __all__ = ["ScoreEncoder"]
-
-_MEMO = 1 << 15
-_MEMO_LENGTH = 48  # longer words seldom come again
 
 
 class ScoreEncoder:
@@ -33,7 +30,7 @@ class ScoreEncoder:
         self._unknown = unknown
         self._allowed = allowed
         self._ranks = Memo(self._place)
-        self._words: dict[str, list[int]] = {}
+        self._words = WordMemo(self._word)
         self._boundary = boundary(vocab)
 
     def encode(self, text: str, prefix: bool) -> list[int]:
@@ -41,14 +38,7 @@ class ScoreEncoder:
         ids: list[int] = []
         text = (" " + text if prefix else text).replace(" ", MARK)
         for word in pieces_between(text, self._boundary):
-            found = self._words.get(word)
-            if found is None:
-                found = self._word(word)
-                if len(word) <= _MEMO_LENGTH:
-                    if len(self._words) >= _MEMO:
-                        self._words.clear()
-                    self._words[word] = found
-            ids += found
+            ids += self._words[word]
         return ids
 
     def _find(self, text: str) -> int:

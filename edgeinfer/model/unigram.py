@@ -10,13 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .charsmap import CharacterMap
-from .merging import MARK, Memo, boundary, pieces_between
+from .merging import MARK, Memo, WordMemo, boundary, pieces_between
 from .string_table import StringTable
 
 __all__ = ["UnigramEncoder"]
 
-_MEMO = 1 << 15
-_MEMO_LENGTH = 48  # longer words seldom come again
 _UNKNOWN_PENALTY = np.float32(10.0)  # how much worse than the worst token no token is
 _TIE = 1e-6  # scores this close may change places by rounding, so that what stands before them matters
 
@@ -48,7 +46,7 @@ class UnigramEncoder:
         self._add_space_prefix = add_space_prefix
         self._merge_spaces = merge_spaces
         self._boundary = boundary(vocab)
-        self._words: dict[str, tuple[list[int], list[float]]] = {}
+        self._words = WordMemo(lambda word: self._best(word, 0.0))
         self._longest: dict[str, int] | None = None  # characters of the longest token, by its first two
 
         def find(text: str) -> int:
@@ -62,19 +60,12 @@ class UnigramEncoder:
         ids: list[int] = []
         total = 0.0
         for word in pieces_between(self._normalized(text), self._boundary):
-            found = self._words.get(word)
-            if found is None:
-                best, scores, close = self._best(word, 0.0)
-                found = best, scores
-                if close:
-                    found = self._best(word, total)[:2]
-                elif len(word) <= _MEMO_LENGTH:
-                    if len(self._words) >= _MEMO:
-                        self._words.clear()
-                    self._words[word] = found
-            for score in found[1]:
+            best, scores, close = self._words[word]
+            if close:
+                best, scores, _ = self._best(word, total)
+            for score in scores:
                 total += score
-            ids += found[0]
+            ids += best
         unknown = self._unknown
         return [i for at, i in enumerate(ids) if i != unknown or at == 0 or ids[at - 1] != unknown]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .merging import MARK
+from .merging import MARK, Memo, WordMemo
 from .string_table import StringTable
 from .unicode_classes import CONTROL, PUNCTUATION, SPACE, class_of
 from .unicode_classes import MARK as ACCENT
@@ -18,8 +18,6 @@ from .unicode_folding import lowered, stripped
 
 __all__ = ["WordPieceEncoder"]
 
-_MEMO = 1 << 15
-_MEMO_LENGTH = 48  # longer words seldom come again
 _ASCII_PUNCTUATION = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 _ASCII_SPACE = frozenset(" \t\n\v\f\r")
 # blocks whose characters are words of their own; llama.cpp's list, a gap at U+2B820 included
@@ -78,8 +76,8 @@ class WordPieceEncoder:
         self._unknown = [] if unknown is None else [unknown]
         self._allowed = allowed
         self._normalized = _Normalized(lower, strip_accents)
-        self._words: dict[str, list[int]] = {}
-        self._parts: dict[str, int] = {}  # text -> id, -1 when it is no token
+        self._words = WordMemo(lambda word: self._word(MARK + word))
+        self._parts = Memo(self._find)
         self._longest: dict[str, int] = {}  # characters of the longest token, by its first character
         for index in range(len(vocab)):
             token = vocab[index].decode(errors="replace")
@@ -92,33 +90,19 @@ class WordPieceEncoder:
         for word in text.translate(self._normalized).split(" "):
             if not word:
                 continue
-            found = self._words.get(word)
-            if found is None:
-                found = self._word(MARK + word)
-                if len(word) <= _MEMO_LENGTH:
-                    if len(self._words) >= _MEMO:
-                        self._words.clear()
-                    self._words[word] = found
-            ids += found
+            ids += self._words[word]
         return ids
 
     def _find(self, part: str) -> int:
-        index = self._parts.get(part)
-        if index is None:
-            index = self._vocab.find(part.encode())
-            if index >= 0 and not self._allowed(index):
-                index = -1
-            if len(self._parts) >= _MEMO:
-                self._parts.clear()
-            self._parts[part] = index
-        return index
+        index = self._vocab.find(part.encode())
+        return index if index >= 0 and self._allowed(index) else -1
 
     def _word(self, word: str) -> list[int]:
         ids = []
         at, end = 0, len(word)
         while at < end:
             for stop in range(min(end, at + self._longest.get(word[at], 0)), at, -1):
-                index = self._find(word[at:stop])
+                index = self._parts[word[at:stop]]
                 if index >= 0:
                     ids.append(index)
                     at = stop
