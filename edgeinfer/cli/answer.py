@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import DownloadError
+from ..generate.params import GRAMMARS
 from ..schedule.overflow import POLICIES
 from ..settings import settings
 from .pull import pull_with_progress
@@ -151,13 +152,13 @@ def stream(
     return outcome
 
 
-def say_cut(outcome: Outcome, n_ctx: int, shaped: bool = False) -> None:
+def say_cut(outcome: Outcome, n_ctx: int, chosen: Mapping[str, Any]) -> None:
     """Say that an answer was cut where nobody asked for that: by the context, or inside what a grammar wants."""
     if outcome.limited_by == "context":
         say(
             f"note: the answer was cut: the context of {n_ctx} tokens is full (--n-ctx makes it larger, --overflow goes on)"
         )
-    elif outcome.limited_by == "max_tokens" and shaped:
+    elif outcome.limited_by == "max_tokens" and any(name in chosen for name in GRAMMARS):
         say("note: the answer was cut by the limit on its tokens (-n) before it was whole")
 
 

@@ -112,7 +112,7 @@ def chat(
             return _Prompt(talk, chosen, stats, quiet, hide_thinking).run()
         outcome = _answer(talk, text, chosen, ThinkingView(hide_thinking, quiet))
         if not quiet:
-            say_cut(outcome, llm.n_ctx, shaped=any(name in chosen for name in ("json_schema", "regex", "grammar")))
+            say_cut(outcome, llm.n_ctx, chosen)
         if outcome.dropped and not quiet:
             say(f"[{outcome.dropped}]")
         if stats:

@@ -8,14 +8,14 @@ from dataclasses import fields
 from typing import Any
 
 from ..errors import SettingError
-from ..generate.params import SamplingParams, merged
+from ..generate.params import GRAMMARS, SamplingParams, merged
 from .answer import recommended
 
 __all__ = ["changed_params", "params_line"]
 
 _TEXTS = ("samplers", "regex", "json_schema")
 _ALWAYS = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
-_NOT_SHOWN = ("stop", "logit_bias", "seed", "max_tokens", "ignore_eos", "json_schema", "regex", "grammar")
+_NOT_SHOWN = ("stop", "logit_bias", "seed", "max_tokens", "ignore_eos", *GRAMMARS)
 
 
 def params_line(chosen: Mapping[str, Any], model: str) -> str:
@@ -27,7 +27,7 @@ def params_line(chosen: Mapping[str, Any], model: str) -> str:
         if entry.name in _ALWAYS
         or (entry.name not in _NOT_SHOWN and getattr(params, entry.name) != getattr(plain, entry.name))
     ]
-    shown += [f"{name} given" for name in ("json_schema", "regex", "grammar") if getattr(params, name) is not None]
+    shown += [f"{name} given" for name in GRAMMARS if getattr(params, name) is not None]
     advice = recommended(model)
     if not advice:
         return f"sampling: {', '.join(shown)}"

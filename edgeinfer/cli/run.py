@@ -130,7 +130,7 @@ def run(
         end_line(outcome.text)
     if not quiet:
         view.note(outcome)
-        say_cut(outcome, n_ctx_used, shaped=any(name in chosen for name in ("json_schema", "regex", "grammar")))
+        say_cut(outcome, n_ctx_used, chosen)
     if outcome.dropped and not quiet:
         say(f"[{outcome.dropped}]")
     if stats:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..errors import MissingExtraError, SettingError
 from .gbnf import is_gbnf
 from .lexemes import lark_of_gbnf
-from .params import SamplingParams
+from .params import GRAMMARS, SamplingParams
 
 __all__ = ["Grammar", "GrammarVocabulary", "TokenTable"]
 
@@ -100,7 +100,7 @@ class GrammarVocabulary:
 
     def grammar(self, params: SamplingParams) -> Grammar:
         """A new matcher for one answer. Raises SettingError that says what is wrong and where."""
-        name = next(name for name in ("json_schema", "regex", "grammar") if getattr(params, name) is not None)
+        name = next(name for name in GRAMMARS if getattr(params, name) is not None)
         key = (name, str(getattr(params, name)))
         with self._lock:
             if key not in self._known:

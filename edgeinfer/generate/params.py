@@ -10,8 +10,9 @@ from typing import Any, TypedDict
 from ..errors import SettingError
 from .checks import biases, json_text, number, sampler_names, strings, text, whole
 
-__all__ = ["SAMPLERS", "SamplingArgs", "SamplingParams", "merged"]
+__all__ = ["GRAMMARS", "SAMPLERS", "SamplingArgs", "SamplingParams", "merged"]
 
+GRAMMARS = ("json_schema", "regex", "grammar")  # the fields that say what an answer must look like
 SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 _BREAKERS = ("\n", ":", '"', "*")
 
@@ -117,7 +118,7 @@ class SamplingParams:
         for name in ("regex", "grammar"):
             if getattr(self, name) is not None:
                 self._set(name, text(name, getattr(self, name)))
-        chosen = [name for name in ("json_schema", "regex", "grammar") if getattr(self, name) is not None]
+        chosen = [name for name in GRAMMARS if getattr(self, name) is not None]
         if len(chosen) > 1:
             raise SettingError(f"{' and '.join(chosen)} are both given; wanted at most one of them")
         if chosen and self.ignore_eos:

@@ -22,6 +22,7 @@ from ..model.config import ModelConfig
 from ..model.gguf import GGUFFile, TensorInfo
 from ..model.purpose import other_purpose
 from ..model.weights import unsupported_reason
+from ..plan.packing import KV_TYPES
 from .backends import llamacpp, native_problems, read_config
 from .memory import CONTEXTS, plan_memory, windows_of
 from .quant_mix import FILE_TYPES, quantization
@@ -184,7 +185,7 @@ def _memory_plans(file: GGUFFile, config: ModelConfig | None, n_ctx: int | None)
     contexts = {n for n in CONTEXTS if n < config.n_ctx_train} | {config.n_ctx_train} | ({n_ctx} if n_ctx else set())
     rows = []
     for n in sorted(contexts):
-        for kv_type in ("f16", "q8_0", "q4_0"):
+        for kv_type in KV_TYPES:
             if kv_type == "f16" or config.head_dim % 32 == 0:
                 plan = plan_memory(weights, config, n, kv_type=kv_type, windows=windows)
                 rows.append({"n_ctx": n, "kv_type": kv_type, "kv": plan.kv, "total": plan.total})
