@@ -126,6 +126,25 @@ def float_row(group_of, size):
     return row
 
 
+def of_tokens(product):
+    """The kernel of a product: where its operands are, with one token in each thread's own memory, and how tiles hold it."""
+
+    def kernel(step, state, ith, nth):
+        n = field(state, STATE_N)
+        memory = thread_memory(state, ith)
+        acts = field(step, ACTS)
+        route = field(step, ROUTE)
+        if field(step, E_PRIVATE) != 0:
+            acts += memory
+            route += memory
+        if n == 1:
+            product(W1, 1, step, acts, route, ith, nth, n, memory + field(step, E_TMP))
+        else:
+            product(W1_OF_8, SLOTS, step, acts, route, ith, nth, n, memory + field(step, E_TMP))
+
+    return kernel
+
+
 def make_experts(row):
     """The two kernels of a format."""
 
@@ -147,7 +166,7 @@ def make_experts(row):
                 finish_pair(gate, other, y, 0, SILU, tmp)
 
     @native
-    def down(W, slots, step, acts, route, ith, nth, n):
+    def down(W, slots, step, acts, route, ith, nth, n, tmp):
         """Rows are shared among the threads; a row adds its experts in the order of their rank."""
         nb = field(step, COLS) // 32
         groups = field(step, GROUPS)
@@ -164,33 +183,7 @@ def make_experts(row):
                 total = tile_add_scaled(total, tile_load(W, y, 0), splat_f(f4(1.0)))
                 tile_store(total, y, 0)
 
-    def experts_up(step, state, ith, nth):
-        n = field(state, STATE_N)
-        memory = thread_memory(state, ith)
-        acts = field(step, ACTS)
-        route = field(step, ROUTE)
-        if field(step, E_PRIVATE) != 0:
-            acts += memory
-            route += memory
-        if n == 1:
-            up(W1, 1, step, acts, route, ith, nth, n, memory + field(step, E_TMP))
-        else:
-            up(W1_OF_8, SLOTS, step, acts, route, ith, nth, n, memory + field(step, E_TMP))
-
-    def experts_down(step, state, ith, nth):
-        n = field(state, STATE_N)
-        memory = thread_memory(state, ith)
-        acts = field(step, ACTS)
-        route = field(step, ROUTE)
-        if field(step, E_PRIVATE) != 0:
-            acts += memory
-            route += memory
-        if n == 1:
-            down(W1, 1, step, acts, route, ith, nth, n)
-        else:
-            down(W1_OF_8, SLOTS, step, acts, route, ith, nth, n)
-
-    return experts_up, experts_down
+    return of_tokens(up), of_tokens(down)
 
 
 def experts_kernels(formats):

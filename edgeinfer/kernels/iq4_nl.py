@@ -5,21 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from ..formats.iq4_nl import VALUES
-from ..runtime.memory import load_half, load_s32, load_u8, load_u16, store_float, store_s32, store_u16
+from ..runtime.memory import load_half, load_u8, store_float
 from ..runtime.simd import high_nibble, load_f16, load_i32, lookup, low_nibble, store_f32, store_i32, to_f32
 from ..runtime.tile import slots_of, tile_dot_signed, tile_scale, tile_start_signed, tile_zero_f
 from ..runtime.vec import native
 from .embed import make_embed
 from .matmul import gemm_signed, make_matmul
 from .pack import make_pack
+from .q4_0 import pack_block
 
 
-def make_table(values):
-    """What a table of 16 signed bytes needs: sums, spread, entry.
+def make_table(values, scale_of):
+    """What a format needs whose nibbles look up one of 16 signed bytes: dot, unpack, entry.
 
-    sums(acc, q, x, slots): acc + 32 values of 16 rows times 32 activations of T tokens
-    spread(q, w): 256 bytes of nibbles to 512 bytes in the form of the signed product
-    entry(i): the table's value i as float32
+    scale_of(s, b) is the scale of block b of 16 rows, f32x16; entry(i) the table's value i as float32.
     """
     find = lookup(values)
     low, high = (sum((v & 255) << (8 * i) for i, v in enumerate(half)) for half in (values[:8], values[8:]))
@@ -27,6 +26,7 @@ def make_table(values):
 
     @native
     def sums(acc, q, x, slots):
+        """acc + 32 values of 16 rows times 32 activations of T tokens."""
         for v in range(4):
             w = load_i32(q, v * 64)
             acc = tile_dot_signed(acc, find(low_nibble(w)), x + v * 4 * slots)
@@ -35,6 +35,7 @@ def make_table(values):
 
     @native
     def spread(q, w):
+        """256 bytes of nibbles to 512 bytes in the form of the signed product."""
         for v in range(4):
             x = load_i32(q, v * 64)
             store_i32(w, v * 64, find(low_nibble(x)))
@@ -45,33 +46,30 @@ def make_table(values):
         word = words[0] if i < 8 else words[1]
         return np.float32((((word >> ((i & 7) * 8)) & 255) ^ 128) - 128)
 
-    return sums, spread, entry
+    @native
+    def dot(W, q, s, xq, xd, xs, xh, nb):
+        S = slots_of(W)
+        acc = tile_zero_f(W)
+        for b in range(nb):
+            a = sums(tile_start_signed(W, xs + b * 4 * S), q + b * 256, xq + b * 32 * S, S)
+            acc = tile_scale(acc, a, scale_of(s, b), xd + b * 4 * S)
+        return acc
 
+    @native
+    def unpack(q, s, w, d, m, nb):
+        for b in range(nb):
+            spread(q + b * 256, w + b * 512)
+            store_f32(d, b * 64, scale_of(s, b))
 
-sums, spread, entry = make_table(VALUES)
+    return dot, unpack, entry
 
 
 @native
-def dot(W, q, s, xq, xd, xs, xh, nb):
-    S = slots_of(W)
-    acc = tile_zero_f(W)
-    for b in range(nb):
-        a = sums(tile_start_signed(W, xs + b * 4 * S), q + b * 256, xq + b * 32 * S, S)
-        acc = tile_scale(acc, a, to_f32(load_f16(s, b * 32)), xd + b * 4 * S)
-    return acc
+def scale_of(s, b):
+    return to_f32(load_f16(s, b * 32))
 
 
-@native
-def unpack(q, s, w, d, m, nb):
-    for b in range(nb):
-        spread(q + b * 256, w + b * 512)
-        store_f32(d, b * 64, to_f32(load_f16(s, b * 32)))
-
-
-def pack_block(source, q, s, r):
-    for v in range(4):
-        store_s32(q, v * 64 + r * 4, load_s32(source, 2 + v * 4))
-    store_u16(s, r * 2, load_u16(source, 0))
+dot, unpack, entry = make_table(VALUES, scale_of)
 
 
 def decode_block(source, x, scale):

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..formats.iq4_nl import VALUES
 from ..runtime.memory import load_half, load_s32, load_u8, load_u16, store_float, store_s32, store_u8, store_u16
-from ..runtime.simd import from_i8, load_f16, load_i8, mul_f, store_f32, to_f32, to_float
-from ..runtime.tile import slots_of, tile_scale, tile_start_signed, tile_zero_f
+from ..runtime.simd import from_i8, load_f16, load_i8, mul_f, to_f32, to_float
 from ..runtime.vec import native
 from .embed import make_embed
-from .iq4_nl import entry, spread, sums
+from .iq4_nl import make_table
 from .matmul import gemm_signed, make_matmul
 from .pack import make_pack
 
@@ -24,21 +24,7 @@ def scale_of(s, b):
     return mul_f(to_f32(load_f16(sb, 128)), to_float(from_i8(load_i8(sb, (b & 7) * 16))))
 
 
-@native
-def dot(W, q, s, xq, xd, xs, xh, nb):
-    S = slots_of(W)
-    acc = tile_zero_f(W)
-    for b in range(nb):
-        a = sums(tile_start_signed(W, xs + b * 4 * S), q + b * 256, xq + b * 32 * S, S)
-        acc = tile_scale(acc, a, scale_of(s, b), xd + b * 4 * S)
-    return acc
-
-
-@native
-def unpack(q, s, w, d, m, nb):
-    for b in range(nb):
-        spread(q + b * 256, w + b * 512)
-        store_f32(d, b * 64, scale_of(s, b))
+dot, unpack, entry = make_table(VALUES, scale_of)
 
 
 @native

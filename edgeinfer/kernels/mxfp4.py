@@ -4,32 +4,20 @@ from __future__ import annotations
 
 from ..formats.mxfp4 import VALUES
 from ..runtime.memory import load_power, load_s32, load_u8, store_float, store_s32, store_u8
-from ..runtime.simd import from_u8, load_i8, power_of_two, store_f32
-from ..runtime.tile import slots_of, tile_scale, tile_start_signed, tile_zero_f
+from ..runtime.simd import from_u8, load_i8, power_of_two
 from ..runtime.vec import native
 from .embed import make_embed
 from .iq4_nl import make_table
 from .matmul import gemm_signed, make_matmul
 from .pack import make_pack
 
-sums, spread, entry = make_table(VALUES)
-
 
 @native
-def dot(W, q, s, xq, xd, xs, xh, nb):
-    S = slots_of(W)
-    acc = tile_zero_f(W)
-    for b in range(nb):
-        a = sums(tile_start_signed(W, xs + b * 4 * S), q + b * 256, xq + b * 32 * S, S)
-        acc = tile_scale(acc, a, power_of_two(from_u8(load_i8(s, b * 16))), xd + b * 4 * S)
-    return acc
+def scale_of(s, b):
+    return power_of_two(from_u8(load_i8(s, b * 16)))
 
 
-@native
-def unpack(q, s, w, d, m, nb):
-    for b in range(nb):
-        spread(q + b * 256, w + b * 512)
-        store_f32(d, b * 64, power_of_two(from_u8(load_i8(s, b * 16))))
+dot, unpack, entry = make_table(VALUES, scale_of)
 
 
 def pack_block(source, q, s, r):
