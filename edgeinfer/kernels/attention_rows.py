@@ -1,14 +1,15 @@
 """The rows of an attention tile: where they stand in thread memory, their queries, their softmax and the merging of blocks.
 
-Thread memory of a tile of T rows, from `tmp`: row records, queries [head_dim][T], scores [T][256], block sums [T][head_dim],
-running sums [T][head_dim], all float32 but the records.
+Thread memory of a sweep of tiles of T rows, from `tmp`: a slot for each tile and KV head (row records, queries [head_dim][T],
+running sums [T][head_dim]), then for each head of the tile at hand scores [T][256] and block sums [T][head_dim]; all float32
+but the records.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from ..plan.fields import ATTENTION, indices
+from ..plan.fields import ATTENTION, SWEEP_HEADS, SWEEP_SLOTS, indices
 from ..runtime.layout import RUN_POSITION, RUN_ROW
 from ..runtime.memory import field, field_f, load_float, load_s64, store_float, store_s64
 from ..runtime.simd import (
@@ -47,18 +48,30 @@ QUERIES = 8 * ROW_BYTES
 
 
 @native
-def scores_at(T, head_dim):
-    return QUERIES + T * head_dim * 4
-
-
-@native
-def block_at(T, head_dim):
-    return scores_at(T, head_dim) + T * BLOCK * 4
+def slot_at(T, tmp, slot, head_dim):
+    return tmp + slot * (QUERIES + 2 * T * head_dim * 4)
 
 
 @native
 def running_at(T, head_dim):
-    return block_at(T, head_dim) + T * head_dim * 4
+    """Of a slot: its running sums."""
+    return QUERIES + T * head_dim * 4
+
+
+@native
+def scores_at(T, tmp, head, head_dim):
+    return slot_at(T, tmp, SWEEP_SLOTS, head_dim) + head * T * (BLOCK + head_dim) * 4
+
+
+@native
+def sums_at(T, tmp, head, head_dim):
+    return scores_at(T, tmp, head, head_dim) + T * BLOCK * 4
+
+
+@native
+def work_at(tmp, head_dim):
+    """head_dim float32 behind the memory of the widest sweep."""
+    return scores_at(8, tmp, SWEEP_HEADS, head_dim)
 
 
 @native
@@ -68,8 +81,8 @@ def exp_scalar(x):
 
 
 @native
-def load_queries(T, step, run, kv_head, first, count, tmp, work):
-    """Gather rows first .. first+count of a run: normalized, rotated, scaled, interleaved; padding repeats the last."""
+def load_queries(T, step, run, kv_head, first, count, slot, work):
+    """Gather rows first .. first+count of a run into a slot: normalized, rotated, scaled, interleaved; padding repeats the last."""
     head_dim = field(step, HEAD_DIM)
     group = field(step, N_HEAD) // field(step, N_KV)
     scale = splat_f(field_f(step, SCALE))
@@ -85,15 +98,15 @@ def load_queries(T, step, run, kv_head, first, count, tmp, work):
         for d in range(0, head_dim * 4, 64):
             store_f32(work, d, mul_f(load_f32(work, d), scale))
         for d in range(head_dim):
-            store_float(tmp, QUERIES + (d * T + t) * 4, load_float(work, d * 4))
-        record = tmp + t * ROW_BYTES
+            store_float(slot, QUERIES + (d * T + t) * 4, load_float(work, d * 4))
+        record = slot + t * ROW_BYTES
         start = position + 1 - window if window > 0 else 0
         store_s64(record, FIRST, max(start, 0))
         store_s64(record, LAST, position + 1)
         store_float(record, M, MASKED)
         store_float(record, L, f4(0.0))
         for d in range(0, head_dim * 4, 64):
-            store_f32(tmp, running_at(T, head_dim) + t * head_dim * 4 + d, zero_f())
+            store_f32(slot, running_at(T, head_dim) + t * head_dim * 4 + d, zero_f())
 
 
 @native
@@ -110,12 +123,12 @@ def cap_scores(scores, T, start, stop, cap):
 
 
 @native
-def block_softmax(T, head_dim, tmp, start, stop):
+def block_softmax(T, records, scores, start, stop):
     """Scores to weights e^(s - m), 0 where a row may not look; m and l of the block into the rows' records."""
     base = start & ~(BLOCK - 1)
     for t in range(T):
-        record = tmp + t * ROW_BYTES
-        s = tmp + scores_at(T, head_dim) + t * BLOCK * 4
+        record = records + t * ROW_BYTES
+        s = scores + t * BLOCK * 4
         lo = max(load_s64(record, FIRST), start)
         hi = min(load_s64(record, LAST), stop)
         if lo >= hi:

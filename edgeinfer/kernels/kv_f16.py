@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..runtime.memory import load_u16, store_u16
+from ..runtime.memory import load_u16, prefetch, store_u16
 from ..runtime.simd import load_f16, load_f32, store_f16, to_f16, to_f32
 from ..runtime.tile import count_of, tile_fma, tile_zero_f
 from ..runtime.vec import native
@@ -16,17 +16,27 @@ def head_bytes(head_dim):
 
 
 @native
-def key_scores(W, keys, at, queries, head_dim):
-    """q . k of T queries with positions at .. at+15 and at+16 .. at+31 of a page; dimensions ascending."""
+def key_scores(W, keys, at, queries, head_dim, ahead):
+    """q . k of T queries with positions at .. at+15 and at+16 .. at+31 of a page; dimensions ascending.
+
+    The same part of the keys at `ahead` is asked for meanwhile.
+    """
     T = count_of(W)
     k = keys + (at >> 4) * 32 * head_dim
     other = k + head_dim * 32
     a = tile_zero_f(W)
     b = tile_zero_f(W)
     for d in range(head_dim):
+        prefetch(ahead, at * head_dim * 2 + d * 64)
         a = tile_fma(a, to_f32(load_f16(k, d * 32)), queries + d * T * 4, 4)
         b = tile_fma(b, to_f32(load_f16(other, d * 32)), queries + d * T * 4, 4)
     return a, b
+
+
+@native
+def fetch_value(values, at, d, head_dim):
+    """Ask for dimensions d .. d+31 of the value at a position of a page."""
+    prefetch(values, (at * head_dim + d) * 2)
 
 
 @native

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..runtime.memory import load_half, load_u8, load_u16, store_u8, store_u16
+from ..runtime.memory import load_half, load_u8, load_u16, prefetch, store_u8, store_u16
 from ..runtime.simd import (
     add_f,
     bits,
@@ -62,8 +62,11 @@ def high_values(x):
 
 
 @native
-def key_scores(W, keys, at, queries, head_dim):
-    """q . k of T queries with positions at .. at+15 and at+16 .. at+31 of a page; blocks of 32 dimensions ascending."""
+def key_scores(W, keys, at, queries, head_dim, ahead):
+    """q . k of T queries with positions at .. at+15 and at+16 .. at+31 of a page; blocks of 32 dimensions ascending.
+
+    The same part of the keys at `ahead` is asked for meanwhile.
+    """
     T = count_of(W)
     k = keys + (at >> 4) * 8 * head_dim
     other = k + head_dim * 8
@@ -76,6 +79,7 @@ def key_scores(W, keys, at, queries, head_dim):
         sb = tile_zero_f(W)
         for i in range(16):
             d = block * 32 + i
+            prefetch(ahead, at * (head_dim // 2) + (block * 16 + i) * 32)
             x = load_i8(k, (block * 16 + i) * 16)
             y = load_i8(other, (block * 16 + i) * 16)
             sa = tile_fma(sa, low_values(x), queries + d * T * 4, 4)
@@ -85,6 +89,12 @@ def key_scores(W, keys, at, queries, head_dim):
         a = tile_add_scaled(a, sa, to_f32(load_f16(scales, block * 32)))
         b = tile_add_scaled(b, sb, to_f32(load_f16(scales, (blocks + block) * 32)))
     return a, b
+
+
+@native
+def fetch_value(values, at, d, head_dim):
+    """Ask for dimensions d .. d+31 of the value at a position of a page."""
+    prefetch(values, at * (head_dim // 2) + (d >> 1))
 
 
 @native

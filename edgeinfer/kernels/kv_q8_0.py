@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..runtime.memory import load_half, load_u8, load_u16, store_u8, store_u16
+from ..runtime.memory import load_half, load_u8, load_u16, prefetch, store_u8, store_u16
 from ..runtime.simd import (
     abs_f,
     fma,
@@ -45,8 +45,11 @@ def head_bytes(head_dim):
 
 
 @native
-def key_scores(W, keys, at, queries, head_dim):
-    """q . k of T queries with positions at .. at+15 and at+16 .. at+31 of a page; blocks of 32 dimensions ascending."""
+def key_scores(W, keys, at, queries, head_dim, ahead):
+    """q . k of T queries with positions at .. at+15 and at+16 .. at+31 of a page; blocks of 32 dimensions ascending.
+
+    The same part of the keys at `ahead` is asked for meanwhile.
+    """
     T = count_of(W)
     k = keys + (at >> 4) * 16 * head_dim
     other = k + head_dim * 16
@@ -58,11 +61,18 @@ def key_scores(W, keys, at, queries, head_dim):
         sa = tile_zero_f(W)
         sb = tile_zero_f(W)
         for d in range(block * 32, block * 32 + 32):
+            prefetch(ahead, at * head_dim + d * 32)
             sa = tile_fma(sa, to_float(from_i8(load_i8(k, d * 16))), queries + d * T * 4, 4)
             sb = tile_fma(sb, to_float(from_i8(load_i8(other, d * 16))), queries + d * T * 4, 4)
         a = tile_add_scaled(a, sa, to_f32(load_f16(scales, block * 32)))
         b = tile_add_scaled(b, sb, to_f32(load_f16(scales, (blocks + block) * 32)))
     return a, b
+
+
+@native
+def fetch_value(values, at, d, head_dim):
+    """Ask for dimensions d .. d+31 of the value at a position of a page."""
+    prefetch(values, at * head_dim + d)
 
 
 @native

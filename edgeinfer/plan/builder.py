@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ..errors import UnsupportedModelError
 from .draft import FLOATS, Activations, Draft, Row, TensorFacts, rounded, tile_bytes
+from .fields import SWEEP_HEADS, SWEEP_SLOTS
 from .packing import CONV_RING
 from .program import KV, Buffer, File, Matrix, Norm, Operand, Packed, PageStride, Part, Rope, Scratch, Thread
 
@@ -272,8 +273,9 @@ class Builder(Draft):
         """out = softmax(q k scale) v over the sequence's pages; window 0 sees everything."""
         c = self.config
         out = self._row("attn", c.n_head * c.head_dim)
-        tile = WIDEST_TILE * (32 + 4 * (c.head_dim + BLOCK + 2 * c.head_dim)) + 4 * c.head_dim + 256
-        self._private("tmp", rounded(tile))
+        slots = SWEEP_SLOTS * (WIDEST_TILE * (32 + 4 * 2 * c.head_dim))
+        scores = SWEEP_HEADS * WIDEST_TILE * 4 * (BLOCK + c.head_dim)
+        self._private("tmp", rounded(slots + scores + 4 * c.head_dim + 256))
         self._partial = max(self._partial, c.n_head * (16 + c.head_dim) * 4)
         fields: dict[str, Operand] = dict(
             q=q.place(), q_stride=q.row_bytes, out=out.place(), out_stride=out.row_bytes, n_head=c.n_head, n_kv=c.n_head_kv,

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ["ATTENTION", "EXPERTS", "FIELDS", "MODES", "indices"]
+__all__ = ["ATTENTION", "EXPERTS", "FIELDS", "MODES", "SWEEP_HEADS", "SWEEP_SLOTS", "indices"]
 
+# Attention takes that many tiles of one KV head, and so many heads of a tile, through the KV pages together.
+SWEEP_SLOTS, SWEEP_HEADS = 32, 8
 STEP_FIELDS = 2  # words 0 and 1 of a step are the kernel's address and the barrier flag
 
 ATTENTION = (

@@ -49,6 +49,15 @@ load_half = op(types.float32, [ADDRESS, ADDRESS], _half)
 # 2^(byte - 128)
 load_power = op(types.float32, [ADDRESS, ADDRESS], lambda b, a, o: emit_power(b, b.zext(load_scalar(b, a, o, I8), I32)))
 
+
+def _prefetch(b, a, o):
+    f = declare(b, "llvm.prefetch.p0i8", ir.VoidType(), [ir.PointerType(I8), I32, I32, I32])
+    b.call(f, (pointer(b, a, o, I8), I32(0), I32(2), I32(1)))
+    return I32(0)
+
+
+prefetch = op(types.int32, [ADDRESS, ADDRESS], _prefetch)  # asks for a cache line into L2; any address will do
+
 # Fields of a step or state record are 8-byte words.
 field = op(types.int64, [ADDRESS, ADDRESS], lambda b, a, i: b.load(pointer(b, a, b.mul(i, I64(8)), I64), align=8))
 field_f = op(
