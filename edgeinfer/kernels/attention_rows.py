@@ -82,7 +82,7 @@ def exp_scalar(x):
 
 @native
 def load_queries(T, step, run, kv_head, first, count, slot, work):
-    """Gather rows first .. first+count of a run into a slot: normalized, rotated, scaled, interleaved; padding repeats the last."""
+    """Gather rows first .. first+count of a run into a slot: normalized, rotated, scaled, interleaved; padded with the last."""
     head_dim = field(step, HEAD_DIM)
     group = field(step, N_HEAD) // field(step, N_KV)
     scale = splat_f(field_f(step, SCALE))
