@@ -278,24 +278,46 @@ def make_attention(kv):
                 sweep(WIDE, step, state, run, first, count, h, h2, b0, b1, blocks, tmp, work)
 
     @native
-    def sweep_tiles(step, state, run, first, stop, b0, b1, tmp, work):
-        """Whole tiles from row first to row stop, all heads: as many together as the memory for them holds."""
-        n_kv = field(step, N_KV)
-        if first >= stop:
+    def sweep_tiles(step, state, run, first, stop, h0, h1, tmp, work):
+        """All blocks that rows first .. stop of a run see, first being a tile's, for heads h0 .. h1."""
+        if first >= stop or h0 >= h1:
             return
-        heads = min(n_kv, SWEEP_HEADS)
-        if stop - first > WIDE_ROWS:  # a block of all heads should stay in the L2 cache from tile to tile
-            heads = max(1, min(heads, 256 // field(step, HEAD_DIM)))
-        many = SWEEP_SLOTS // heads * WIDE_ROWS
-        for row in range(first, stop, many):
-            count = min(many, stop - row)
-            for h in range(0, n_kv, heads):
-                sweep_rows(step, state, run, row, count, h, min(h + heads, n_kv), b0, b1, 0, tmp, work)
+        group = field(step, N_HEAD) // field(step, N_KV)
+        rest = (stop - first) % WIDE_ROWS
+        whole = stop - rest if rest <= 4 else stop  # a narrower tile takes few rows
+        for part in range(2):
+            if part == 1:
+                first, whole = whole, stop
+            # Many tiles share what is read of one head; one tile alone reads all heads, whose pieces of a page are longer.
+            heads = max(1, min(SWEEP_HEADS, SWEEP_SLOTS * WIDE_ROWS // max(1, whole - first)))
+            many = SWEEP_SLOTS // heads * WIDE_ROWS
+            for row in range(first, whole, many):
+                count = min(many, whole - row)
+                lo, hi = tile_blocks(step, run, group, row, count)
+                b1 = (hi + BLOCK - 1) // BLOCK
+                for h in range(h0, h1, heads):
+                    sweep_rows(step, state, run, row, count, h, min(h + heads, h1), lo // BLOCK, b1, 0, tmp, work)
+
+    @native
+    def tile_weight(step, run, group, first, rows):
+        """The blocks that a tile sees."""
+        lo, hi = tile_blocks(step, run, group, first, min(WIDE_ROWS, rows - first))
+        return (hi + BLOCK - 1) // BLOCK - lo // BLOCK
+
+    @native
+    def weight(step, run, group):
+        """The blocks that the tiles of a run see, counted for each tile."""
+        rows = field(run, RUN_COUNT) * group
+        total = 0
+        for first in range(0, rows, WIDE_ROWS):
+            total += tile_weight(step, run, group, first, rows)
+        return total
 
     def attention(step, state, ith, nth):
-        """Any number of runs. Tiles and heads stand in one row, each as long as the blocks it sees; each thread takes a piece.
+        """Any number of runs. Their heads stand in one row, a head's tiles in order, each as long as the blocks it sees.
 
-        Within a piece all heads of a tile belong to one thread, but for its ends, so that pages are read in whole.
+        Each thread takes a piece of that row: whole heads together, and at its ends some tiles of a head. A tile belongs to
+        the thread in whose piece it begins.
         """
         n_kv = field(step, N_KV)
         group = field(step, N_HEAD) // n_kv
@@ -303,39 +325,33 @@ def make_attention(kv):
         work = work_at(tmp, field(step, HEAD_DIM))
         total = 0
         for r in range(field(state, STATE_N_RUNS)):
-            run = field(state, STATE_RUNS) + r * RUN_WORDS * 8
-            rows = field(run, RUN_COUNT) * group
-            for first in range(0, rows, WIDE_ROWS):
-                lo, hi = tile_blocks(step, run, group, first, min(WIDE_ROWS, rows - first))
-                total += ((hi + BLOCK - 1) // BLOCK - lo // BLOCK) * n_kv
+            total += n_kv * weight(step, field(state, STATE_RUNS) + r * RUN_WORDS * 8, group)
         begin = share_start(total, ith, nth)
         end = share_start(total, ith + 1, nth)
         at = 0
         for r in range(field(state, STATE_N_RUNS)):
             run = field(state, STATE_RUNS) + r * RUN_WORDS * 8
             rows = field(run, RUN_COUNT) * group
-            whole = 0  # rows from here on wait to be swept together
-            b0 = 0
-            b1 = 0
-            for first in range(0, rows, WIDE_ROWS):
-                count = min(WIDE_ROWS, rows - first)
-                lo, hi = tile_blocks(step, run, group, first, count)
-                size = (hi + BLOCK - 1) // BLOCK - lo // BLOCK
-                # a head belongs to the thread in whose piece it begins
-                h0 = min(max((begin - at + size - 1) // size, 0), n_kv)
-                h1 = min(max((end - at + size - 1) // size, 0), n_kv)
-                at += size * n_kv
-                if h0 == 0 and h1 == n_kv and count == WIDE_ROWS:
-                    if whole == first:
-                        b0 = lo // BLOCK
-                    b1 = (hi + BLOCK - 1) // BLOCK
-                    continue
-                sweep_tiles(step, state, run, whole, first, b0, b1, tmp, work)
-                whole = first + WIDE_ROWS
-                if h0 < h1:
-                    b1 = (hi + BLOCK - 1) // BLOCK
-                    sweep_rows(step, state, run, first, count, h0, h1, lo // BLOCK, b1, 0, tmp, work)
-            sweep_tiles(step, state, run, whole, rows, b0, b1, tmp, work)
+            size = weight(step, run, group)
+            whole = 0  # heads from here on wait to be swept together
+            for h in range(n_kv + 1):
+                first = 0
+                stop = 0
+                if h < n_kv:
+                    if begin <= at and at + size <= end:
+                        at += size
+                        continue
+                    tile = at
+                    at += size
+                    for row in range(0, rows, WIDE_ROWS):
+                        if tile < begin:
+                            first = row + WIDE_ROWS
+                        if tile < end:
+                            stop = min(row + WIDE_ROWS, rows)
+                        tile += tile_weight(step, run, group, row, rows)
+                sweep_tiles(step, state, run, 0, rows, whole, h, tmp, work)
+                sweep_tiles(step, state, run, first, stop, h, min(h + 1, n_kv), tmp, work)
+                whole = h + 1
 
     def attention_part(step, state, ith, nth):
         """One token: each thread takes a share of (block, KV head) units, those of a block side by side."""

@@ -95,8 +95,8 @@ class CostModel:
     def fit(self, budget_s: float, first: int, most: int, *, rows: int = 0, looks: int = 0, spans: int = 0) -> int:
         """How many rows from position `first` on fit into a forward of budget_s that has others already.
 
-        The whole is a multiple of GRAIN where that is within the budget; half a tile at least comes out even where that
-        is over it, and never more than `most`. A size twice any that was measured is not tried, so that a first guess
+        The whole is a multiple of GRAIN where that is within the budget, else what fits of one tile; half a tile at least
+        comes out even where that is over it, and never more than `most`. A size twice any that was measured is not tried, so that a first guess
         cannot be far off.
         """
         most = min(most, max(GRAIN, max(START_ROWS, 2 * self.most_rows) - rows))
@@ -106,9 +106,14 @@ class CostModel:
         least = fill if fill >= GRAIN // 2 else fill + GRAIN
         if rows == 0:
             least = GRAIN
-            if self.seconds(least, looks_of(first, least), first) > budget_s:
-                least = GRAIN // 2
-        sizes = range(least, most + 1, GRAIN) if least >= GRAIN or rows else [least]
+        whole = least
+        if rows + least <= GRAIN:  # within one tile fewer rows cost less
+            fewest = GRAIN // 2 - bool(rows)
+            while (
+                least > fewest and self.seconds(rows + least, looks + looks_of(first, least), spans + first) > budget_s
+            ):
+                least -= 1
+        sizes = range(least, most + 1, GRAIN) if least == whole else [least]
         fits = bisect_left(
             sizes, True, key=lambda n: self.seconds(rows + n, looks + looks_of(first, n), spans + first) > budget_s
         )

@@ -26,7 +26,7 @@ __all__ = ["Planner"]
 
 MAX_WAIT_S = 0.026  # of a prompt's forward while nobody reads an answer, where it cannot be stopped
 MAX_CHUNK_S = 0.25  # where it can; half of it on a part of the threads, since the others may be out of work by then
-GAP_S, BUSY_GAP_S = 0.016, 0.026  # that nobody minds; while prompts wait in line for each other
+GAP_S, BUSY_GAP_S = 0.014, 0.026  # that nobody minds; while prompts wait in line for each other
 GAPS, BUSY_GAPS = 3.2, 3.8  # the same, in usual gaps of one stream, where those are longer
 MOST_ROWS = 128  # of a chunk: what more of them compute on leaves the nearest caches, and each row takes longer
 LEAST_GAPS = 1.5  # in usual gaps of all streams that are answering: or prompts would hardly be read beside them

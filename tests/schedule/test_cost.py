@@ -46,8 +46,9 @@ def test_a_fit_keeps_to_its_budget(others: int) -> None:
     assert (n + others) % 8 == 0
     assert truth(n + others, 0) <= 0.044
     assert truth(n + others + 16, 0) > 0.036
-    least = {0: 4, 1: 7, 5: 11, 16: 8}  # half a tile of its own, and others' tiles are filled
+    least = {0: 4, 1: 3, 5: 11, 16: 8}  # half a tile, or others' tiles are filled
     assert cost.fit(0.0, 0, 512, rows=others) == least[others]
+    assert cost.fit(truth(6, 0), 0, 512, rows=1) in (4, 5, 6)  # of one tile what fits
     assert cost.fit(10.0, 0, 512) == 256  # nor twice what was ever tried
     assert cost.fit(10.0, 0, 100) == 96
 
