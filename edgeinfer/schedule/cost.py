@@ -96,8 +96,8 @@ class CostModel:
         """How many rows from position `first` on fit into a forward of budget_s that has others already.
 
         The whole is a multiple of GRAIN where that is within the budget, else what fits of one tile; half a tile at least
-        comes out even where that is over it, and never more than `most`. A size twice any that was measured is not tried, so that a first guess
-        cannot be far off.
+        comes out even where that is over it, and never more than `most`. A size twice any that was measured is not tried,
+        so that a first guess cannot be far off.
         """
         most = min(most, max(GRAIN, max(START_ROWS, 2 * self.most_rows) - rows))
         if not self.known:
