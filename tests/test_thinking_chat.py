@@ -258,6 +258,23 @@ def test_channels_with_a_grammar() -> None:
         assert asked(llm, regex="[0-9]{2}")[:3] == ("42", "", "stop")
 
 
+def test_heads_with_a_grammar() -> None:
+    solar = next(known for known in FORMATS if known.name == "solar")
+    tokenizer, thinking = marked(solar)
+    begin, end, think, content, _ = thinking.marks.values()
+    rest = [0] * (len(thinking.close_ids) - 1)  # what the script says where the marks behind the thinking are forced
+    with model([think, *b"hm 7", end, *rest, *b"42."], (tokenizer, thinking)) as llm:
+        answer = llm.chat(ASK, temperature=0, regex="[0-9]{2}")
+        tokens = [chunk.token for chunk in answer if chunk.token is not None]
+        assert tokens == [think, *b"hm 7", end, begin, *b"assistant", content, *b"42"]
+        assert asked(llm, regex="[0-9]{2}")[:3] == ("42", "hm 7", "stop")
+    with model([content, *b"42."], (tokenizer, thinking)) as llm:
+        assert asked(llm, regex="[0-9]{2}")[:3] == ("42", "", "stop")
+    with model([think, *b"hm 7", end, begin, *b"assistant", content, *b"Yes."], (tokenizer, thinking)) as llm:
+        assert asked(llm)[:3] == ("Yes.", "hm 7", "stop")
+        assert asked(llm, think_budget=2)[1] == "hm"
+
+
 def test_a_limit_inside_the_thinking_is_told() -> None:
     with model(b"ponder for long", opens=True) as llm:
         assert asked(llm, regex="[0-9]{2}", max_tokens=6)[:3] == ("", "ponder", "length")

@@ -21,7 +21,7 @@ def spelled(format: Any = THINK, tokenizer: ByteTokenizer | None = None) -> Thin
 
 def marked(format: Any = THINK) -> tuple[ByteTokenizer, Thinking]:
     """A model whose marks are tokens, and its tokenizer: the marks come first behind the bytes and end tokens."""
-    texts = CHANNELS if format is FORMATS[0] else (format.start, format.end)
+    texts = CHANNELS if format is FORMATS[0] else format.heads.marks if format.heads else (format.start, format.end)
     tokenizer = ByteTokenizer([text.encode() for text in texts])
     marks = {text: N_VOCAB + i for i, text in enumerate(texts)}
     close, rest = [], format.close

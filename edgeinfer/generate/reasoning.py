@@ -6,6 +6,7 @@ the answer begins, so that an answer may speak about `<think>`. Must not know te
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 from ..errors import SettingError
 from ..model.thinking import CHANNELS, Thinking
 
-__all__ = ["Channels", "Reasoning", "Splitter", "choose_reasoning"]
+__all__ = ["Channels", "Headed", "Reasoning", "Splitter", "choose_reasoning"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Reasoning:
         """What tells thinking from the answer behind a prompt; None for a model whose thinking has no known marks."""
         if self.thinking is None or self.thinking.format is None:
             return None
-        kind = Splitter if self.thinking.format.start else Channels
+        kind = Headed if self.thinking.format.heads else Splitter if self.thinking.format.start else Channels
         opened = self.thinking.opened(prompt)
         optional = not (opened or self.unwanted or self.thinking.closed(prompt))
         return kind(self.thinking, opened=opened, budget=self.budget, optional=optional)
@@ -45,10 +46,12 @@ def choose_reasoning(thinking: Thinking | None, wanted: bool | None = None, budg
     if wanted is not None and not isinstance(wanted, bool):
         raise SettingError(f"thinking is {wanted!r}; wanted True, False or None")
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
-        raise SettingError(f"think_budget is {budget!r}; wanted a whole number, 0 or more, or None for no limit")
+        raise SettingError(f"think_budget is {budget!r}; wanted a whole number, 0 or more; left out, there is no limit")
     if thinking is None:
         if wanted:
-            raise SettingError("this model's chat template knows no thinking; leave thinking out, or set it to False")
+            raise SettingError(
+                "thinking cannot be switched on: this model's chat template knows no thinking; leave it out"
+            )
         return Reasoning(None, {}, None)
     variables: dict[str, Any] = {} if wanted is None else dict(thinking.on if wanted else thinking.off)
     if wanted is False and not variables:
@@ -133,7 +136,7 @@ class Splitter:
         if mark is None:
             return self._text(text)
         before = self._text(text.removesuffix(mark))
-        rest = self.flush() if self._begun or self._held.strip() else ("", "")
+        rest = self._drain() if self._begun or self._held.strip() else ("", "")
         thought = self.thinking
         self._pass(mark)
         if self._constrained and thought and not self.thinking and not self._forced and token in self._close_ids:
@@ -143,6 +146,9 @@ class Splitter:
 
     def flush(self) -> tuple[str, str]:
         """No text follows: what was held back."""
+        return self._drain()
+
+    def _drain(self) -> tuple[str, str]:
         held, self._held = self._held, ""
         return (held, "") if self.thinking else ("", held)
 
@@ -241,6 +247,63 @@ class Channels(Splitter):
         begins = ready.lstrip()
         if not self._begun and (begins.startswith("to=") or "to=".startswith(begins)):
             self._held = ready  # perhaps addressed to somebody, before the channel is named
+            if begins.startswith("to="):
+                self._head, self._held = ready, ""
+            return "", ""
+        if ready:
+            self._fresh, self._begun = False, True
+        return (ready, "") if self.thinking else ("", ready)
+
+
+class Headed(Splitter):
+    """Thinking and answer in messages whose head says which they are (`model.thinking.Heads`).
+
+    What is neither (a call of a tool) stays in the answer with its head, so that nothing of it is lost.
+    """
+
+    def __init__(self, thinking: Thinking, *, opened: bool, budget: int | None = None, optional: bool = True) -> None:
+        super().__init__(thinking, opened=opened, budget=budget, optional=optional)
+        assert self._format.heads is not None
+        self._heads = self._format.heads
+        self._head: str | None = None  # of a message, while it is read
+
+    def _starts(self) -> frozenset[int]:
+        # an answer has a mark of its own, too, where the prompt leaves the choice to the next token
+        return frozenset(self._marks[mark] for mark in self._heads.bodies[:2] if len(self._heads.bodies) > 1)
+
+    @property
+    def settled(self) -> bool:
+        """As of any splitter; a head is read before its message."""
+        return super().settled and self._head is None
+
+    def flush(self) -> tuple[str, str]:
+        """No text follows: what was held back. What looked like a head, and no mark came before or behind it, is text."""
+        if self._head and not self._head.startswith(self._heads.opens):
+            self._held = self._head
+        self._head = None
+        return super().flush()
+
+    def _pass(self, mark: str) -> None:
+        if mark not in self._heads.bodies:
+            self._turn(False)
+            self._head = mark
+            return
+        whole = (self._head or "").rstrip() + mark
+        self._turn(re.search(self._heads.thinks, whole) is not None)
+        self._head = None
+        if not self.thinking and not self._constrained and re.search(self._heads.plain, whole) is None:
+            self._held, self._fresh = whole, False
+
+    def _text(self, text: str) -> tuple[str, str]:
+        if self._head is not None:
+            self._head += text
+            return "", ""
+        if self._fresh and self._begun and not self._held:
+            text = text.lstrip()
+        ready, self._held = self._held + text, ""
+        begins = ready.lstrip()
+        if not self._begun and (begins.startswith("to=") or "to=".startswith(begins)):
+            self._held = ready  # perhaps addressed to somebody
             if begins.startswith("to="):
                 self._head, self._held = ready, ""
             return "", ""

@@ -10,7 +10,32 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-__all__ = ["FORMATS", "Thinking", "ThinkingFormat", "Vocabulary", "find_format", "find_switch", "speaks_of_thinking"]
+__all__ = [
+    "FORMATS",
+    "Heads",
+    "Thinking",
+    "ThinkingFormat",
+    "Vocabulary",
+    "find_format",
+    "find_switch",
+    "speaks_of_thinking",
+]
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Messages that begin with a head, which says what they are: MARK HEAD MARK TEXT MARK. All marks are tokens."""
+
+    opens: tuple[str, ...]  # marks behind which a head is read; they end the text before it, too
+    bodies: tuple[str, ...]  # marks that end a head
+    thinks: str  # a regular expression for the head with the marks around it: the message is thinking
+    plain: str  # the same: it is the answer, or nothing; any other message stays in the answer with its head
+    sign: str  # where it stands in a template, or in what that writes, the format is this one
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All marks."""
+        return (*self.opens, *self.bodies)
 
 
 @dataclass(frozen=True)
@@ -22,6 +47,7 @@ class ThinkingFormat:
     end: str
     close: str  # what ends the thinking when it is to end: the end mark, and what models are used to see behind it
     skip: str = ""  # stands behind the start mark and is no part of the thinking
+    heads: Heads | None = None
 
 
 CHANNELS = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>")
@@ -37,8 +63,29 @@ FORMATS = (
     ThinkingFormat("mistral", "[THINK]", "[/THINK]", "[/THINK]"),
     ThinkingFormat("apertus", "<|inner_prefix|>", "<|inner_suffix|>", "<|inner_suffix|>"),
     ThinkingFormat("kimi", "◁think▷", "◁/think▷", "◁/think▷"),
+    ThinkingFormat(
+        "kimi-k3", "<|open|>think<|sep|>", "<|close|>think<|sep|>", "<|close|>think<|sep|><|open|>response<|sep|>",
+        heads=Heads(
+            ("<|open|>", "<|close|>"), ("<|sep|>",), r"^<\|open\|>think<",
+            r"^(<\|open\|>response|<\|close\|>(think|response|message))<", "<|open|>think<|sep|>",
+        ),
+    ),
+    ThinkingFormat(
+        "solar", "<|think|>", "<|end|>", "<|end|><|begin|>assistant<|content|>",
+        heads=Heads(
+            ("<|begin|>", "<|end|>"), ("<|think|>", "<|content|>", "<|tool_calls|>"), r"<\|think\|>$",
+            r"<\|content\|>$", "<|begin|>assistant<|think|>",
+        ),
+    ),
+    ThinkingFormat(
+        "muse", "to=self<|message|>", "<|eom|>", "<|eom|><|start|>assistant to=user<|message|>",
+        heads=Heads(
+            ("<|start|>", "<|eom|>"), ("<|message|>",), r"\bto=self<", r"\bto=user<|^(<\|start\|>assistant)?<\|message",
+            "assistant to=self<|message|>",
+        ),
+    ),
     ThinkingFormat("thoughts", "<|begin_of_thought|>", "<|end_of_thought|>", "<|end_of_thought|>\n\n"),
-)  # and <think>, <seed:think>, <think:...>, <thinking>, <thought>, by their form
+)  # fmt: skip  # and <think>, <seed:think>, <think:...>, <thinking>, <thought>, by their form
 
 # what templates call the switch, with the values for on and off
 _SWITCHES: tuple[tuple[str, Any, Any], ...] = (
@@ -62,7 +109,7 @@ def find_format(text: str) -> ThinkingFormat | None:
     if all(mark in text for mark in ("<|channel|>", "<|message|>", "analysis")):
         return FORMATS[0]
     for known in FORMATS[1:]:
-        if known.end in text:
+        if (known.heads.sign if known.heads else known.end) in text:
             return known
     found = _ANGLE.findall(text)
     if not found:
@@ -118,14 +165,16 @@ class Thinking:
     def of(
         cls, found: ThinkingFormat | None, vocabulary: Vocabulary, on: Mapping[str, Any], off: Mapping[str, Any]
     ) -> Thinking:
-        """With the ids that a vocabulary has for the marks. Channels need all of theirs to be tokens."""
-        texts = CHANNELS if found is FORMATS[0] else (found.start, found.end) if found else ()
+        """With the ids that a vocabulary has for the marks. Channels and heads need all of theirs to be tokens."""
+        texts: tuple[str, ...] = (found.start, found.end) if found else ()
+        if found and (found is FORMATS[0] or found.heads):
+            texts = found.heads.marks if found.heads else CHANNELS
         marks = {}
         for text in texts:
             ids = vocabulary.encode_fragment(text, control=True)
             if len(ids) == 1 and vocabulary.is_special(ids[0]):
                 marks[text] = ids[0]
-        if found is FORMATS[0] and len(marks) < len(CHANNELS):
+        if found and (found is FORMATS[0] or found.heads) and len(marks) < len(texts):
             found, marks = None, {}
         return cls(
             found,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from edgeinfer.errors import SettingError
-from edgeinfer.generate.reasoning import Channels, Splitter, choose_reasoning
+from edgeinfer.generate.reasoning import Channels, Headed, Splitter, choose_reasoning
 from edgeinfer.model.thinking import FORMATS, Thinking, find_format
 from tests.thinkers import THINK, marked, spelled
 
@@ -86,6 +87,54 @@ def test_channels_of_gpt_oss() -> None:
     early = [(1, " to"), (2, "=functions.f"), channel, (3, "commentary"), message, (4, "{}")]
     assert split(Channels(thinking, opened=False), early) == ("", "to=functions.f<|channel|>commentary<|message|>{}")
     assert split(Channels(thinking, opened=False), [(1, "plain"), (2, " text")]) == ("", "plain text")
+
+
+def pieces_of(thinking: Thinking, text: str) -> list[tuple[int | None, str]]:
+    """A text as tokens: its marks, whose text is hidden as that of control tokens, and the words between."""
+    parts = re.split("(" + "|".join(map(re.escape, thinking.marks)) + "| )", text)
+    return [(thinking.marks[part], "") if part in thinking.marks else (65, part) for part in parts if part]
+
+
+@pytest.mark.parametrize(
+    ("name", "opened", "text", "thoughts", "answer"),
+    [
+        ("kimi-k3", True, "hm hm<|close|>think<|sep|><|open|>response<|sep|>Yes, so.<|close|>response<|sep|><|close|>message"
+         "<|sep|>", "hm hm", "Yes, so."),
+        ("kimi-k3", False, "Yes.<|close|>response<|sep|>", "", "Yes."),
+        ("kimi-k3", True, 'x<|close|>think<|sep|><|open|>response<|sep|>Ok<|close|>response<|sep|><|open|>tools<|sep|>'
+         '<|open|>call tool="f"<|sep|>{}<|close|>call<|sep|>', "x",
+         'Ok<|open|>tools<|sep|><|open|>call tool="f"<|sep|>{}<|close|>call<|sep|>'),
+        ("solar", False, "<|think|>hm hm<|end|><|begin|>assistant<|content|>Yes, so.<|end|>", "hm hm", "Yes, so."),
+        ("solar", False, "<|content|>Yes.", "", "Yes."),
+        ("solar", False, "<|think|>x<|end|><|begin|>assistant<|tool_calls|>{}", "x", "<|begin|>assistant<|tool_calls|>{}"),
+        ("muse", False, " to=self<|message|>hm hm<|eom|><|start|>assistant to=user<|message|>Yes, so.", "hm hm", "Yes, so."),
+        ("muse", False, " to=user<|message|>Yes.", "", "Yes."),
+        ("muse", False, "<|message|>Yes.", "", "Yes."),
+        ("muse", False, " to=self<|message|>x<|eom|><|start|>assistant to=web.find<|message|><f>", "x",
+         "<|start|>assistant to=web.find<|message|><f>"),
+        ("muse", False, "plain text", "", "plain text"),
+        ("muse", False, " to=day, to=night", "", " to=day, to=night"),
+        ("solar", False, "<|think|>never ends", "never ends", ""),
+    ],
+)  # fmt: skip
+def test_messages_with_heads(name: str, opened: bool, text: str, thoughts: str, answer: str) -> None:
+    _, thinking = marked(next(known for known in FORMATS if known.name == name))
+    assert split(Headed(thinking, opened=opened), pieces_of(thinking, text)) == (thoughts, answer)
+
+
+@pytest.mark.parametrize("name", ["kimi-k3", "solar", "muse"])
+def test_a_budget_ends_a_headed_thinking_and_opens_the_answer(name: str) -> None:
+    _, thinking = marked(next(known for known in FORMATS if known.name == name))
+    assert thinking.format is not None
+    texts = {index: text for text, index in thinking.marks.items()}
+    start = {"kimi-k3": "", "solar": "<|think|>", "muse": "to=self<|message|>"}[name]
+    tokens = [token for token, _ in pieces_of(thinking, start) if token != 65]
+    if name == "muse":
+        tokens = [*b"to=self", *tokens]
+    splitter = Headed(thinking, opened=name == "kimi-k3", budget=3)
+    taken, thoughts, answer = drive(splitter, [*tokens, *b"ponder", *b" ok"], texts)
+    assert (thoughts, answer) == ("pon", "der ok")
+    assert tuple(taken[len(tokens) + 3 :][: len(thinking.close_ids)]) == thinking.close_ids
 
 
 def test_gemma_names_its_channel() -> None:

@@ -13,6 +13,7 @@ from tests.tiny_tokenizers import bpe
 
 USER = [{"role": "user", "content": "x"}]
 CHANNELS = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>")
+HEADS = ("<|open|>", "<|close|>", "<|sep|>", "<|begin|>", "<|think|>", "<|content|>", "<|tool_calls|>", "<|eom|>")
 # template: (format, whether it has a switch, whether the thinking is opened as it comes, switched on, switched off)
 KNOWN: dict[str, tuple[str | None, bool, bool, bool, bool]] = {
     "Apertus-8B-Instruct": ("apertus", True, False, False, False),
@@ -24,7 +25,7 @@ KNOWN: dict[str, tuple[str | None, bool, bool, bool, bool]] = {
     "GLM-4.6": ("think", True, False, False, False),
     "GLM-4.7-Flash": ("think", True, True, True, False),
     "HuggingFaceTB-SmolLM3-3B": ("think", True, False, False, False),
-    "Kimi-K3": (None, True, False, False, False),
+    "Kimi-K3": ("kimi-k3", True, True, True, False),
     "MiniMax-M2": ("think", False, True, True, True),
     "MiniMax-M3": ("mm:think", True, False, True, False),
     "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": ("think", True, True, True, False),
@@ -37,6 +38,8 @@ KNOWN: dict[str, tuple[str | None, bool, bool, bool, bool]] = {
     "google-gemma-4-31B-it": ("gemma", True, False, False, False),
     "ibm-granite-granite-3.3-2B-Instruct": ("think", True, False, False, False),
     "inclusionai-ling-3.0-flash": ("think", True, True, True, False),
+    "muse-glimmer": ("muse", False, False, False, False),
+    "upstage-Solar-Open-100B": ("solar", False, False, False, False),
     "mistralai-Ministral-3-14B-Reasoning-2512": ("mistral", False, False, False, False),
     "openai-gpt-oss-120b": ("channels", False, False, False, False),
     "tencent-Hy3": ("think:opensource", True, False, True, False),
@@ -48,11 +51,10 @@ NONE = (
     "Mistral-Small-3.2-24B-Instruct-2506",
     "microsoft-Phi-3.5-mini-instruct",
     "Qwen3-Coder",
-    "muse-glimmer",
 )
 
 
-def published(name: str, control: tuple[str, ...] = CHANNELS) -> ChatTemplate:
+def published(name: str, control: tuple[str, ...] = CHANNELS + HEADS) -> ChatTemplate:
     source = (vocabularies.folder() / "templates" / f"{name}.jinja").read_bytes().decode()
     return ChatTemplate(source, bpe(control=control))
 
