@@ -23,6 +23,7 @@ from .generate.params import SamplingParams, merged
 from .generate.reasoning import Splitter, choose_reasoning
 from .generate.tools import SamplerTools
 from .model.messages import check_messages
+from .model.tool_list import check_tools
 from .profile.threads import ThreadChoice
 from .schedule.admission import level_of
 from .schedule.generation import AsyncGeneration, Generation
@@ -153,6 +154,7 @@ class LLM:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         params: SamplingParams | None = None,
         priority: str = "interactive",
         overflow: str | None = None,
@@ -163,19 +165,24 @@ class LLM:
         """Answer a conversation: [{"role": "user", "content": "..."}, ...]; iterate over the result for its chunks.
 
         The file's chat template makes the prompt; text in a message that looks like a control token stays text.
+        tools are functions that the model may call, as in the OpenAI API: [{"type": "function", "function": {"name": ...,
+        "description": ..., "parameters": {...}}}]. A call comes in the answer's text, as the model writes it; its result
+        goes back as a message with the role "tool".
         `sampling` and priority as for `generate`; overflow may also be "drop-oldest-turns" or "summarise". A model that
         thinks aloud gives `reasoning` chunks first: thinking switches that on or off (None: as the template has it), and
         think_budget ends it after so many tokens. json_schema, regex and grammar hold for the answer, not for the thinking
         before it; a model that may think by itself, and whose mark for that is ordinary text and no token, does not
         think with them unless its template opens the thinking. Raises what `generate` raises, TemplateError when the
-        file has no usable template, and SettingError for thinking=True where it knows none.
+        file has no usable template, and SettingError for thinking=True where it knows none and for tools that it would
+        not show the model.
         """
-        return self._answer(Generation, messages, params, sampling, priority, overflow, thinking, think_budget)
+        return self._answer(Generation, messages, tools, params, sampling, priority, overflow, thinking, think_budget)
 
     def achat(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         params: SamplingParams | None = None,
         priority: str = "interactive",
         overflow: str | None = None,
@@ -184,11 +191,21 @@ class LLM:
         **sampling: Unpack[SamplingArgs],
     ) -> AsyncGeneration:
         """`chat` for `async for`. Where overflow "summarise" needs a summary, it is written when the answer is first read."""
-        of = (messages, params, sampling, priority, overflow, thinking, think_budget)
+        of = (messages, tools, params, sampling, priority, overflow, thinking, think_budget)
         try:
             return self._answer(AsyncGeneration, *of, summarise=no_summary)
         except SummaryWanted:
             return LateGeneration(lambda: self._answer(AsyncGeneration, *of), self._answers.add)
+
+    def check_sampling(self, params: SamplingParams | None = None, **sampling: Unpack[SamplingArgs]) -> SamplingParams:
+        """The parameters that `generate` and `chat` would sample with, without asking anything.
+
+        Raises what they raise for these: SettingError, a broken json_schema, regex or grammar included, and
+        MissingExtraError.
+        """
+        chosen = merged(params, sampling)
+        self._tools.grammar(chosen)
+        return chosen
 
     def _complete(
         self,
@@ -219,6 +236,7 @@ class LLM:
         self,
         kind: type[_A],
         messages: Any,
+        tools: Any,
         params: SamplingParams | None,
         sampling: Any,
         priority: str,
@@ -230,7 +248,7 @@ class LLM:
         accepted = time.perf_counter()
         self._check_open()
         chosen = merged(params, sampling)
-        checked = check_messages(messages)
+        checked, tools = check_messages(messages), check_tools(tools)
         if self.template is None:
             raise TemplateError(
                 "this model file has no chat template: it is not made for chat; use plain completion instead "
@@ -238,21 +256,28 @@ class LLM:
             )
         reasoning, policy = choose_reasoning(self.template.thinking, thinking, think_budget), policy or self.overflow
         encode = partial(self.template.encode, **reasoning.variables)
+        if tools is not None:
+            if not self.template.takes_tools:
+                raise SettingError(
+                    "tools are given, but this model's chat template has no place for them: it would never see them; "
+                    "leave tools out, or use a model that was trained to call tools"
+                )
+            encode = partial(encode, tools=tools)
         asked = summarise or self._summary
         fitted = fit(checked, encode, self.n_ctx, policy=policy, max_tokens=chosen.max_tokens, summarise=asked)
         splitter = reasoning.splitter(fitted.ids)
         answer = self._start(kind, fitted.ids, chosen, priority, accepted, fitted, splitter)
-        self._pin_head(checked, encode, fitted.ids)
+        self._pin_head(checked, encode, fitted.ids, repr(tools) if tools else "")
         return answer
 
     def _ask_briefly(self, messages: list[dict[str, Any]], n_tokens: int) -> str:
         return self.chat(messages, temperature=0, max_tokens=n_tokens, overflow="error", thinking=False).text()
 
-    def _pin_head(self, messages: list[dict[str, Any]], encode: Any, ids: list[int]) -> None:
+    def _pin_head(self, messages: list[dict[str, Any]], encode: Any, ids: list[int], tools: str = "") -> None:
         """Tell the prefix cache that a conversation's system text will come again, once each."""
         if self._prefix is None or messages[0]["role"] not in ("system", "developer"):
             return
-        key = hash(messages[0]["content"])
+        key = hash((messages[0]["content"], tools))
         if key not in self._heads:
             if len(self._heads) > 1000:
                 self._heads.clear()

@@ -135,6 +135,12 @@ def _print_rich(shown: Iterable[Section]) -> None:
     for title, rows in shown:
         console.print(Text(title, style="bold"))
         for label, text in rows:
-            style = "red" if label in ("cannot run", "problem") else "green" if label in ("runs", "same") else ""
+            style = (
+                "red"
+                if label in ("cannot run", "cannot chat", "problem")
+                else "green"
+                if label in ("runs", "generates", "same")
+                else ""
+            )
             line = Text.assemble("  ", (f"{label:<{LABEL}}" if label else "", "cyan"), (visible(text), style))
             console.print(line)

@@ -24,13 +24,24 @@ def sections(s: dict[str, Any]) -> Iterator[Section]:
         yield "Memory", _memory_rows(s["memory"], s["memory_plans"])
     verdict = [("cannot run", escaped(problem)) for problem in s["native"]["problems"]]
     threads = [("threads", s["threads"]["text"])] if "threads" in s else []
-    runs = [("runs", "yes: every tensor, the family and the tokenizer are supported"), *threads]
-    yield "Native engine", verdict or runs
+    yield "Native engine", verdict or [*_runs(s["template"]), *threads]
     yield "llama.cpp", _llamacpp_rows(s["llamacpp"])
     if "tensors" in s:
         yield "Tensors", _tensor_rows(s["tensors"])
     if isinstance(s["template"].get("source"), str):
         yield "Chat template", [("", _line(i, line)) for i, line in enumerate(s["template"]["source"].split("\n"), 1)]
+
+
+def _runs(template: dict[str, Any]) -> Rows:
+    """What a model that can be computed is good for: without a template that works, plain completion only."""
+    supported = "every tensor, the family and the tokenizer are supported"
+    if not template["refuses"]:
+        return [("runs", f"yes: {supported}")]
+    why = template["error"] or f"the chat template {template['refuses']}"
+    return [
+        ("generates", f"yes (llm.generate, `edgeinfer run` without --chat): {supported}"),
+        ("cannot chat", escaped(why)),
+    ]
 
 
 def _line(number: int, text: str) -> str:

@@ -20,6 +20,7 @@ from ..errors import SettingError, TemplateError
 from .sandbox import TemplateSandbox
 from .thinking import Thinking, find_format, find_switch, speaks_of_thinking
 from .tokenizer import HasMetadata, Tokenizer
+from .tool_list import PROBE, PROBE_NAME
 
 __all__ = ["ChatTemplate"]
 
@@ -99,6 +100,18 @@ class ChatTemplate:
         found = find_format("\n".join([self.source, *prompts]))
         thinking = Thinking.of(found, self._tokenizer, on, off)
         return thinking if thinking.format or on else None
+
+    @cached_property
+    def takes_tools(self) -> bool:
+        """Whether the template tells the model about tools: tried, with a short chat and a tool."""
+        user, system = {"role": "user", "content": "Hi"}, {"role": "system", "content": "Help."}
+        for messages in ([user], [system, user]):
+            try:
+                if PROBE_NAME in self.render(messages, tools=[PROBE]):
+                    return True
+            except TemplateError:
+                pass
+        return False
 
     def render(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jinja2 import nodes
@@ -20,6 +20,7 @@ from .sandbox import TemplateSandbox
 from .template_guards import METHOD_NAMES
 from .thinking import find_format, find_switch
 from .tokenizer import Tokenizer
+from .tool_list import PROBE, PROBE_NAME
 
 __all__ = ["Finding", "lint"]
 
@@ -43,18 +44,6 @@ _MARK = re.compile(
 )
 _TOKENS = {"bos_token": "<bos-of-lint>", "eos_token": "<eos-of-lint>"}  # where there is no vocabulary
 _USER, _ANSWER, _SYSTEM = "Question-7f3a", "Answer-91bc", "Rule-c05d"
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "lookup_d41d",
-        "description": "Looks up.",
-        "parameters": {
-            "type": "object",
-            "properties": {"key": {"type": "string", "description": "k"}},
-            "required": ["key"],
-        },
-    },
-}
 
 
 @dataclass(frozen=True)
@@ -64,6 +53,7 @@ class Finding:
     severity: str
     line: int | None
     text: str
+    fatal: bool = False  # no chat at all can be rendered
 
     def __str__(self) -> str:
         """In one line."""
@@ -77,7 +67,7 @@ def lint(source: str, tokenizer: Tokenizer | None = None) -> list[Finding]:
         template = sandbox.compiled(source)
         tree = sandbox.parse(source)
     except TemplateError as error:
-        return [_failure("error", str(error))]
+        return [replace(_failure("error", str(error)), fatal=True)]
     except Exception as error:  # a filter that Jinja only misses when it parses for us
         return [Finding("error", getattr(error, "lineno", None), str(error))]
     found = [*_look(tree, sandbox, source), *_Trial(sandbox, template, source, tokenizer).findings()]
@@ -206,15 +196,15 @@ class _Trial:
 
     def findings(self) -> Iterator[Finding]:
         plain, why = self.tried([self.user])
-        with_tools, why_tools = self.tried([self.user], tools=[_TOOL])
+        with_tools, why_tools = self.tried([self.user], tools=[PROBE])
         if why and why_tools:
-            yield _failure("error", why, "refuses even a chat of one message: ")
+            yield replace(_failure("error", why, "refuses even a chat of one message: "), fatal=True)
             return
         if why:
             yield _failure("warning", why, "wants tools, and fails without them: ")
         else:
             yield from self._tools(plain, with_tools, why_tools)
-        base, more = (plain, {}) if plain else (with_tools, {"tools": [_TOOL]})
+        base, more = (plain, {}) if plain else (with_tools, {"tools": [PROBE]})
         if _USER not in base:
             yield Finding("error", None, "leaves out what the user says")
         yield from self._system(more)
@@ -225,7 +215,7 @@ class _Trial:
     def _tools(self, plain: str, with_tools: str, why: str) -> Iterator[Finding]:
         if why:
             yield _failure("warning", why, "fails where tools are offered: ")
-        elif with_tools == plain or "lookup_d41d" not in with_tools:
+        elif with_tools == plain or PROBE_NAME not in with_tools:
             yield Finding("info", None, "does not tell the model about tools")
         else:
             yield Finding("info", None, "tells the model about tools")

@@ -13,7 +13,7 @@ The keys are stable: a later version may add some, and raises `schema` when it c
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from .backends import llamacpp, native_problems, read_config
 from .memory import CONTEXTS, plan_memory, windows_of
 from .quant_mix import FILE_TYPES, quantization
 from .vocabulary import plain, tokenizer_facts
+
+if TYPE_CHECKING:
+    from ..model.template_lint import Finding
 
 __all__ = ["FILE_TYPES", "SCHEMA", "default_n_ctx", "summarize"]
 
@@ -198,7 +201,15 @@ def _template(file: GGUFFile, n_tokens: int, lint: bool | None) -> dict[str, Any
     source = sources.get("tokenizer.chat_template")
     others = [key.removeprefix("tokenizer.chat_template.") for key in sources if key != "tokenizer.chat_template"]
     if not source:
-        return {"present": False, "parses": None, "error": None, "length": 0, "others": others, "lint": None}
+        return {
+            "present": False,
+            "parses": None,
+            "error": None,
+            "refuses": None,
+            "length": 0,
+            "others": others,
+            "lint": None,
+        }
     from ..model.sandbox import TemplateSandbox  # brings jinja2, which a file without a template need not wait for
 
     error: str | None = None
@@ -207,18 +218,20 @@ def _template(file: GGUFFile, n_tokens: int, lint: bool | None) -> dict[str, Any
     except TemplateError as broken:
         error = str(broken)
     whole = n_tokens <= LINT_TOKENS if lint is None else lint
+    found = _lint(file, source, whole) if error is None else None
     return {
         "present": True,
         "parses": error is None,
         "error": error,
+        "refuses": error or next((f.text for f in found or () if f.fatal), None),  # why no chat can be had at all
         "length": len(source),
         "others": others,
-        "lint": _lint(file, source, whole) if error is None else None,
+        "lint": None if found is None else [{"severity": f.severity, "line": f.line, "text": f.text} for f in found],
     }
 
 
-def _lint(file: GGUFFile, source: str, whole: bool) -> list[dict[str, Any]] | None:
-    """What the template lint finds: severity, line (or None), text. None where there is no lint.
+def _lint(file: GGUFFile, source: str, whole: bool) -> list[Finding] | None:
+    """What the template lint finds. None where there is no lint.
 
     `whole` also looks at how the template fits the vocabulary, for which the tokenizer is built.
     """
@@ -238,4 +251,4 @@ def _lint(file: GGUFFile, source: str, whole: bool) -> list[dict[str, Any]] | No
                 tokenizer = Tokenizer.from_gguf(file)
         except EdgeInferError:
             pass  # the problems say why
-    return [{"severity": f.severity, "line": f.line, "text": f.text} for f in lint(source, tokenizer)]
+    return list(lint(source, tokenizer))

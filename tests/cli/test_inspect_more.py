@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import edgeinfer
 from edgeinfer.cli.main import main
+from edgeinfer.errors import TemplateError
 from edgeinfer.formats import by_name
 from edgeinfer.model.gguf import GGUFFile
 from tests import gguf_bytes as make
@@ -391,6 +393,30 @@ def test_draft(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 # -- template --------------------------------------------------------------------------------------------------------
 
 
+def test_a_model_whose_template_always_fails_generates_and_cannot_chat(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    refusing = "{{ bos_token }}{{ raise_exception('not for you') }}"
+    for source, says in ((refusing, "the chat template refuses even a chat of one message: "), ("{% if %}", "line 1")):
+        path = build_tiny(tmp_path / "m.gguf", template=source)
+        out = good(capsys, path)
+        assert "  generates       yes (llm.generate, `edgeinfer run` without --chat): every tensor, the family" in out
+        line = next(line for line in out.splitlines() if "cannot chat" in line)
+        assert says in line
+        assert "runs  " not in out
+        found = as_json(capsys, path)
+        assert found["native"]["runs"] is True
+        assert found["template"]["refuses"] in line
+        with edgeinfer.load(path) as llm:  # and so it is
+            assert llm.generate("ab", max_tokens=3, ignore_eos=True, seed=1).timings is not None
+            with pytest.raises(TemplateError):
+                llm.chat([{"role": "user", "content": "hi"}])
+    assert "not for you" in good(capsys, build_tiny(tmp_path / "m.gguf", template=refusing))
+    sound = build_tiny(tmp_path / "m.gguf", template="{{ messages[0].content }}")
+    assert "runs            yes" in good(capsys, sound)
+    assert as_json(capsys, sound)["template"]["refuses"] is None
+
+
 def test_the_template_is_shown_by_line_and_linted(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -399,7 +425,7 @@ def test_the_template_is_shown_by_line_and_linted(
 
     def lint(source: str, tokenizer: Any) -> list[types.SimpleNamespace]:
         asked.append((source, tokenizer and tokenizer.n_vocab))
-        return [types.SimpleNamespace(severity="warning", line=2, text="\x1b[2J is odd")]
+        return [types.SimpleNamespace(severity="warning", line=2, text="\x1b[2J is odd", fatal=False)]
 
     module = types.ModuleType("edgeinfer.model.template_lint")
     module.lint = lint  # type: ignore[attr-defined]
