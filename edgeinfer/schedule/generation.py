@@ -20,6 +20,8 @@ __all__ = ["AsyncGeneration", "Generation"]
 class _Answer:
     """What both iterators share: the reader's end of a stream."""
 
+    _rest: str | None = None  # what `text` gave
+
     def __init__(
         self,
         stream: Stream,
@@ -172,8 +174,13 @@ class Generation(_Answer, Iterator[Chunk]):
         return chunk
 
     def text(self) -> str:
-        """Read the rest of the answer and return its text in one piece, without the thinking (see `reasoning`)."""
-        return "".join(chunk.text for chunk in self if not chunk.reasoning)
+        """Read the rest of the answer and return its text in one piece, without the thinking (see `reasoning`).
+
+        Asked again it returns the same.
+        """
+        if self._rest is None:
+            self._rest = "".join(chunk.text for chunk in self if not chunk.reasoning)
+        return self._rest
 
     def close(self) -> None:
         """End the answer now. Waits for the step that the model is making, at most; any thread may call it."""
@@ -240,8 +247,13 @@ class AsyncGeneration(_Answer, AsyncIterator[Chunk]):
             await self._ready.wait()
 
     async def text(self) -> str:
-        """Read the rest of the answer and return its text in one piece, without the thinking (see `reasoning`)."""
-        return "".join([chunk.text async for chunk in self if not chunk.reasoning])
+        """Read the rest of the answer and return its text in one piece, without the thinking (see `reasoning`).
+
+        Asked again it returns the same.
+        """
+        if self._rest is None:
+            self._rest = "".join([chunk.text async for chunk in self if not chunk.reasoning])
+        return self._rest
 
     async def aclose(self) -> None:
         """End the answer and let go of it; does not wait for the model."""

@@ -89,10 +89,10 @@ def check_policy(policy: str, kind: str = "chat") -> None:
         )
 
 
-def refusal(n_prompt: int, n_ctx: int, why: str = "") -> ContextOverflowError:
+def refusal(n_prompt: int, n_ctx: int, why: str = "", remedy: str = "shorten the prompt") -> ContextOverflowError:
     return ContextOverflowError(
         f"the prompt is {n_prompt} tokens{why} and the context holds {n_ctx}, of which at least one is for the "
-        "answer; shorten the prompt or load the model with a larger n_ctx"
+        f"answer; {remedy} or load the model with a larger n_ctx"
     )
 
 
@@ -205,7 +205,13 @@ def _cut(turns: Turns, policy: str, room: int, summarise: Summarise | None = Non
     ids, n, summary = turns.cut(room, summarise)
     n_whole = len(turns.whole)
     if len(ids) >= turns.n_ctx:
-        raise refusal(n_whole, turns.n_ctx, f", {len(ids)} without the turns that may go," if n else "")
+        why = f", {len(ids)} without the turns that may go," if n else ""
+        system = " and the system message" if any(m.get("role") in PINNED for m in turns.messages) else ""
+        remedy = (
+            f"the overflow policy {policy!r} cannot help here, because it leaves out older turns only, never the last "
+            f"one{system}: shorten {'these' if system else 'the last message'}"
+        )
+        raise refusal(n_whole, turns.n_ctx, why, remedy)
     return ids, Dropped(policy, n_whole, n_whole - len(ids), turns.gone(n), summary=summary) if n else None
 
 

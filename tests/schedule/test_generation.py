@@ -53,6 +53,22 @@ def test_text_is_the_rest_in_one_piece() -> None:
     assert first + whole.text() == Desk().ask([1, 2, 3], max_tokens=6).text()
 
 
+def test_text_is_the_same_when_asked_again() -> None:
+    answer = Desk().ask([1, 2, 3], max_tokens=6)
+    text = answer.text()
+    assert (answer.text(), answer.text()) == (text, text)
+    assert len(text) == 6
+    begun = Desk().ask([1, 2, 3], max_tokens=6)
+    next(begun)
+    assert (begun.text(), begun.text()) == (text[1:], text[1:])  # the rest, both times
+
+    async def read() -> list[str]:
+        late = Desk().ask_async([1, 2, 3], max_tokens=6)
+        return [await late.text(), await late.text()]
+
+    assert asyncio.run(read()) == [text, text]
+
+
 def test_an_answer_is_made_whether_or_not_it_is_read() -> None:
     desk = Desk()
     answer = desk.ask([1, 2, 3], max_tokens=6)

@@ -82,6 +82,23 @@ def test_one_turn_without_room_is_refused_with_both_numbers(policy: str, n: int,
         fit(prompt_of(n), encode, N_CTX, policy=policy, max_tokens=max_tokens, summarise=lambda m, k: "")
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_refusal_says_that_no_policy_helps_against_one_long_message(policy: str) -> None:
+    long, system, old = say("user", "x" * 99), say("system", "be brief"), [say("user", "a"), say("assistant", "b")]
+    for messages, says in (
+        ([long], ", never the last one: shorten the last message or load the model with a larger n_ctx"),
+        ([*old, long], ", never the last one: shorten the last message or load"),
+        ([system, *old, long], ", never the last one and the system message: shorten these or load"),
+    ):
+        with pytest.raises(ContextOverflowError) as refused:
+            fit(messages, encode, N_CTX, policy=policy, summarise=lambda m, k: "")
+        if policy == "error":
+            assert str(refused.value).endswith("answer; shorten the prompt or load the model with a larger n_ctx")
+        else:
+            assert f"the overflow policy {policy!r} cannot help here, because it leaves out" in str(refused.value)
+            assert says in str(refused.value)
+
+
 @pytest.mark.parametrize(("n", "max_tokens", "n_out"), [
     (62, 1, 1), (62, 10, 2), (62, None, 2), (63, 1, 1), (63, 10, 1), (63, None, 1), (1, None, 63),
 ])  # fmt: skip
