@@ -56,15 +56,15 @@ def open_model(
     """
     from ..load import load
 
-    get_model(name, offline)
+    get_model(name, offline, quiet)
     with StatusLine(quiet) as status:
         llm = load(name, n_ctx=n_ctx, n_threads=threads, seed=seed, progress=status, **options)
-    if llm.threads is not None and llm.threads.note:
+    if llm.threads is not None and llm.threads.note and not quiet:
         say(f"note: {llm.threads.note}")
     return llm
 
 
-def get_model(name: str, offline: bool) -> None:
+def get_model(name: str, offline: bool, quiet: bool = False) -> None:
     """Pull a model if it is a name of the manifest that is not on this disk; DownloadError when it may not be."""
     from .. import store
     from ..store.cache import find_pulled
@@ -78,7 +78,7 @@ def get_model(name: str, offline: bool) -> None:
                 f"model {listed.name} is not on this disk and downloads are off (--offline, EDGEINFER_OFFLINE or "
                 f"HF_HUB_OFFLINE); once there is a network, run `edgeinfer pull {listed.name}`"
             )
-        pull_with_progress(listed.name)
+        pull_with_progress(listed.name, quiet=quiet)
 
 
 def _is_file(name: str) -> bool:

@@ -217,7 +217,7 @@ def _many_streams(
         if value < least:
             raise SettingError(f"--{name} is {value}; wanted at least {least}")
     n_ctx = opener.window(lengths[1] + max_tokens)
-    get_model(opener.model, opener.offline)
+    get_model(opener.model, opener.offline, opener.quiet)
     pool, bos = vocabulary(opener.model)
     load = make_requests(requests, pool, lengths, max_tokens, arrivals=rule, seed=seed, n_shared=shared_prefix, bos=bos)
     entered = contestants(opener.open, opener.model, concurrency, n_ctx, not no_split, vs)

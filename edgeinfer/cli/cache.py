@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .inspect_view import size as size_of
+
 if TYPE_CHECKING:
     from ..load import LLM
 
@@ -35,7 +37,7 @@ def cache_report(llm: LLM) -> list[str]:
 def _disk(facts: dict[str, Any] | None, n_restored: int) -> str:
     if facts is None:
         return "on disk: off"
-    size = f"{facts['n_bytes'] / 1e6:.1f} MB in {facts['files']} file{'' if facts['files'] == 1 else 's'}"
-    text = f"on disk: {size} of at most {facts['max_bytes'] / 1e6:.0f} MB; {n_restored} pages read, "
+    size = f"{size_of(facts['n_bytes'])} in {facts['files']} file{'' if facts['files'] == 1 else 's'}"
+    text = f"on disk: {size} of at most {size_of(facts['max_bytes'])}; {n_restored} pages read, "
     text += f"{facts['pages_written']} written"
     return f"{text}; not written any more: {facts['off']}" if facts["off"] else text

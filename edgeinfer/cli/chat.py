@@ -32,8 +32,9 @@ from .completion import complete_model
 from .conversation import Conversation
 from .options import GroupedCommand, sampling_given, sampling_options
 from .params import changed_params, params_line
+from .refusals import in_options
 from .terminal import check_text, read_input, say
-from .thinking import ThinkingView, thinking_options
+from .thinking import ThinkingView, check_thinking, thinking_options
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -102,9 +103,12 @@ def chat(
         return 0
     system = check_text(system, "--system")
     name = model or store.manifest().default
-    chosen = {**recommended(name), **sampling_given({"max_tokens": max_tokens, **numbers})}
+    taken = "the messages come from it"
+    chosen = {**recommended(name), **sampling_given({"max_tokens": max_tokens, **numbers}, taken)}
     chosen_load = given(overflow=overflow, pre=pre, kv_type=kv_type)
     with open_model(name, n_ctx=n_ctx, threads=threads, seed=seed, offline=offline, quiet=quiet, **chosen_load) as llm:
+        check_thinking(llm, thinking, think_budget)
+        llm.check_sampling(**chosen)
         if llm.template is None and not quiet:
             say_no_template(llm)
         talk = Conversation(llm, name, system, given(thinking=thinking, think_budget=think_budget))
@@ -135,7 +139,7 @@ def _answer(talk: Conversation, text: str, chosen: dict[str, Any], view: Thinkin
     return outcome
 
 
-def _history() -> History:
+def _history(quiet: bool = False) -> History:
     """The history of prompts: a file that only its owner can read, or memory where none can be written."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
@@ -148,7 +152,8 @@ def _history() -> History:
         finally:
             os.close(handle)
     except OSError as error:
-        say(f"the prompt history is not kept: {path}: {error.strerror or error}")
+        if not quiet:
+            say(f"the prompt history is not kept: {path}: {error.strerror or error}")
         return InMemoryHistory()
     return FileHistory(str(path))
 
@@ -188,7 +193,7 @@ class _Prompt:
 
         words = [f"/{name}" for name in (*self.commands, "quit")]
         return PromptSession(
-            history=_history(),
+            history=_history(self.quiet),
             completer=WordCompleter(words, sentence=True),
             complete_while_typing=False,
             key_bindings=keys,
@@ -221,9 +226,10 @@ class _Prompt:
             except EngineError:
                 raise  # nothing more can be asked of this engine
             except ContextOverflowError as error:
-                say(f"{error}; /reset forgets the conversation")
+                say(f"{in_options(error, chat)}; /reset forgets the conversation")
             except EdgeInferError as error:
-                say(str(error))
+                # a command of the chat names parameters, as its user did
+                say(str(error) if text.startswith("/") and not text.startswith("//") else in_options(error, chat))
 
     def _line(self, text: str) -> bool:
         """Act on a line; False ends the chat."""
@@ -264,8 +270,7 @@ class _Prompt:
     def _think(self, rest: str) -> None:
         if rest not in ("on", "off"):
             raise SettingError("/think wants on or off")
-        if rest == "on" and (self.talk.llm.template is None or self.talk.llm.template.thinking is None):
-            raise SettingError("this model's chat template knows no thinking")
+        check_thinking(self.talk.llm, rest == "on")
         self.talk.thinking["thinking"] = rest == "on"
         say(f"thinking: {rest}")
 
@@ -277,7 +282,9 @@ class _Prompt:
 
     def _params(self, rest: str) -> None:
         if rest:
-            self.chosen = changed_params(self.chosen, rest)
+            chosen = changed_params(self.chosen, rest)
+            self.talk.llm.check_sampling(**chosen)
+            self.chosen = chosen
         say(params_line(self.chosen, self.talk.model))
 
     def _cache(self, rest: str) -> None:

@@ -17,6 +17,7 @@ import click
 from ..errors import EdgeInferError, MemoryLimitError, SettingError
 from ..settings import settings
 from . import COMMANDS
+from .refusals import in_options
 from .terminal import escaped, prepare_streams, say
 
 __all__ = ["cli", "main"]
@@ -31,6 +32,14 @@ class _Leave(Exception):
     def __init__(self, code: int) -> None:
         super().__init__(code)
         self.code = code
+
+
+class _Refusal(Exception):
+    """An error that came out of a command, in the words of its options."""
+
+    def __init__(self, error: EdgeInferError, text: str) -> None:
+        super().__init__(text)
+        self.error = error
 
 
 class _Commands(click.Group):
@@ -53,6 +62,9 @@ class _Commands(click.Group):
             raise _Leave(_CLOSED_PIPE) from None
         except KeyboardInterrupt:
             raise _Leave(_INTERRUPTED) from None
+        except EdgeInferError as error:
+            name = ctx.invoked_subcommand
+            raise _Refusal(error, in_options(error, self.get_command(ctx, name) if name else None)) from error
 
 
 def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -100,11 +112,12 @@ def _call(arguments: Sequence[str] | None) -> int:
         return error.exit_code
     except SystemExit as end:  # click's own way out when its output is closed
         return _CLOSED_PIPE if isinstance(end.__context__, BrokenPipeError) else int(end.code or 0)
-    except EdgeInferError as error:
+    except (EdgeInferError, _Refusal) as error:
+        cause = error.error if isinstance(error, _Refusal) else error
         if _debug():
-            traceback.print_exc()
+            traceback.print_exception(cause)
         say(f"edgeinfer: {_one_line(str(error))}")
-        return error.exit_code
+        return cause.exit_code
     except MemoryError:
         say("edgeinfer: the memory is full; use a smaller model or a smaller --n-ctx")
         return MemoryLimitError.exit_code

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +17,7 @@ __all__ = ["GroupedCommand", "grouped_option", "sampling_given", "sampling_optio
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _MOST_BYTES = 4 << 20  # of a schema or grammar file
+_STDIN = ("-", "/dev/stdin", "/dev/fd/0")
 
 
 class GroupedOption(click.Option):
@@ -90,38 +93,66 @@ def sampling_options(command: _F) -> _F:
         grouped_option("--stop", multiple=True, group=_SHAPE, help="End before this text; may be given several times."),
         grouped_option(
             "--json-schema", "json_schema", metavar="FILE", group=_SHAPE,
-            help="JSON that fits the schema in this file (or in the option itself: '{...}').",
+            help="JSON that fits the schema in this file (- is standard input) or in the option itself: '{...}'.",
         ),
         grouped_option("--regex", group=_SHAPE, help="Text that matches this regular expression as a whole."),
-        grouped_option("--grammar", metavar="FILE", group=_SHAPE, help="Text of the grammar in this file: GBNF or Lark."),
+        grouped_option(
+            "--grammar", metavar="FILE", group=_SHAPE,
+            help="Text of the grammar in this file (- is standard input): GBNF or Lark.",
+        ),
     ]  # fmt: skip
     for option in reversed(add):
         command = option(command)
     return command
 
 
-def sampling_given(numbers: dict[str, Any]) -> dict[str, Any]:
-    """The sampling parameters that the user gave. Raises SettingError for a file that cannot be read."""
+def sampling_given(numbers: dict[str, Any], stdin_taken: str = "") -> dict[str, Any]:
+    """The sampling parameters that the user gave; `stdin_taken` says why standard input is no place for a grammar.
+
+    Raises SettingError for a file that cannot be read.
+    """
     chosen = {name: value for name, value in numbers.items() if value is not None and value != ()}
     for name, flag in (("stop", "--stop"), ("dry_sequence_breakers", "--dry-sequence-breaker")):
         if name in chosen:
             chosen[name] = tuple(check_text(text, flag) for text in chosen[name])
     for name, flag in (("json_schema", "--json-schema"), ("grammar", "--grammar")):
-        if name in chosen and not (name == "json_schema" and chosen[name].lstrip().startswith("{")):
+        if name in chosen and not (name == "json_schema" and _is_json(chosen[name])):
+            if chosen[name] in _STDIN and stdin_taken:
+                raise SettingError(f"{flag} {chosen[name]} cannot read standard input: {stdin_taken}")
             chosen[name] = _file(chosen[name], flag)
     return chosen
 
 
-def _file(name: str, flag: str) -> str:
-    path = Path(name).expanduser()
+def _is_json(text: str) -> bool:
+    """Whether an option holds JSON and no file's name; what begins like JSON is to be told what is wrong with it."""
+    if text.lstrip().startswith(("{", "[", '"')):
+        return True
     try:
-        if path.exists() and not path.is_file():  # a device or pipe may never end
-            raise SettingError(f"{flag}: {name} is not a regular file")
-        if path.is_file() and path.stat().st_size > _MOST_BYTES:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _file(name: str, flag: str) -> str:
+    try:
+        if name in _STDIN:
+            if sys.stdin is None:
+                raise SettingError(f"{flag}: standard input is closed")
+            data = sys.stdin.buffer.read(_MOST_BYTES + 1)
+        else:
+            path = Path(name).expanduser()
+            if path.exists() and not (path.is_file() or path.is_fifo()):  # a device may never end
+                raise SettingError(f"{flag}: {name} is neither a file nor a pipe")
+            with path.open("rb") as file:
+                data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
             raise SettingError(f"{flag}: {name} is larger than {_MOST_BYTES >> 20} MB")
-        return path.read_text(encoding="utf-8-sig")
+        return data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise SettingError(f"{flag}: {name} is not UTF-8 text: byte {error.start}") from None
+    except SettingError:  # a ValueError too
+        raise
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise SettingError(f"{flag}: cannot read {name}: {reason}") from None

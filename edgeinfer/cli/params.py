@@ -13,7 +13,7 @@ from .answer import recommended
 
 __all__ = ["changed_params", "params_line"]
 
-_TEXTS = ("samplers", "regex", "json_schema")
+_TEXTS = ("samplers", *GRAMMARS)
 _ALWAYS = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
 _NOT_SHOWN = ("stop", "logit_bias", "seed", "max_tokens", "ignore_eos", *GRAMMARS)
 

@@ -10,18 +10,24 @@ from .terminal import PullProgress, say
 __all__ = ["pull", "pull_with_progress"]
 
 
-def pull_with_progress(source: str, *, name: str = "", offline: bool = False, force: bool = False) -> str:
-    """Pull a source, drawing the progress on stderr, and return the path of the model."""
+def pull_with_progress(
+    source: str, *, name: str = "", offline: bool = False, force: bool = False, quiet: bool = False
+) -> str:
+    """Pull a source, drawing the progress on stderr unless `quiet`, and return the path of the model."""
     from .. import store
 
-    with PullProgress() as progress:
+    with PullProgress(quiet) as progress:
         try:
             model = store.pull(source, settings(), progress, name=name, offline=offline, force=force)
         except KeyboardInterrupt:
             progress.finish()
             say("\nstopped; the same command resumes where it was")
             raise
-    say(f"{model.name} is ready: {model.size / 1e6:.1f} MB" + (f", licence {model.licence}" if model.licence else ""))
+    if not quiet:
+        say(
+            f"{model.name} is ready: {model.size / 1e6:.1f} MB"
+            + (f", licence {model.licence}" if model.licence else "")
+        )
     return str(model.path)
 
 

@@ -24,7 +24,7 @@ from .answer import (
 from .completion import complete_model
 from .options import GroupedCommand, sampling_given, sampling_options
 from .terminal import check_text, read_input, say
-from .thinking import ThinkingView, thinking_options
+from .thinking import ThinkingView, check_thinking, thinking_options
 
 __all__ = ["run"]
 
@@ -88,13 +88,17 @@ def run(
             "--think, --no-think and --think-budget go with --chat: only a chat has thinking told apart"
         )
     text = _prompt(prompt)
-    chosen = {**recommended(model), **sampling_given({"seed": seed, "max_tokens": max_tokens, **numbers})}
+    taken = "the prompt comes from it; give the prompt with -p" if prompt is None else ""
+    given_numbers = {"seed": seed, "max_tokens": max_tokens, **numbers}
+    chosen = {**recommended(model), **sampling_given(given_numbers, taken)}
     if ignore_eos:
         chosen["ignore_eos"] = True
     chosen_load = given(overflow=overflow, pre=pre, kv_type=kv_type)
     if overflow not in (None, "error", "shift") and not as_chat:
         raise click.UsageError(f"--overflow {overflow} goes with --chat: a plain prompt has no turns")
     with open_model(model, n_ctx=n_ctx, threads=threads, seed=seed, offline=offline, quiet=quiet, **chosen_load) as llm:
+        if as_chat:
+            check_thinking(llm, thinking, think_budget)
         if as_chat and llm.template is None:
             if not quiet:
                 say_no_template(llm)
@@ -128,8 +132,8 @@ def run(
         click.echo(json.dumps(document, indent=2))
     else:
         end_line(outcome.text)
+    view.note(outcome)
     if not quiet:
-        view.note(outcome)
         say_cut(outcome, n_ctx_used, chosen)
     if outcome.dropped and not quiet:
         say(f"[{outcome.dropped}]")

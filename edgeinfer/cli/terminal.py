@@ -162,9 +162,13 @@ def _plain(text: str) -> str:
 
 
 class PullProgress:
-    """Draws a pull on stderr: a bar on a terminal, a line for every tenth elsewhere. A store.Progress."""
+    """Draws a pull on stderr: a bar on a terminal, a line for every tenth elsewhere. A store.Progress.
 
-    def __init__(self) -> None:
+    With `quiet` it draws nothing.
+    """
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._quiet = quiet
         self._bars: Bars | None = None
         self._task: TaskID | None = None
         self._label, self._total = "", 0
@@ -172,6 +176,8 @@ class PullProgress:
 
     def status(self, text: str) -> None:
         """Say one line."""
+        if self._quiet:
+            return
         if self._bars:
             self._bars.console.print(visible(text), markup=False, highlight=False)
         else:
@@ -179,6 +185,8 @@ class PullProgress:
 
     def start(self, label: str, total: int | None, done: int) -> None:
         """Begin a transfer."""
+        if self._quiet:
+            return
         self._label, self._total = visible(label), total or 0
         self._said, self._said_at = done, time.monotonic()
         if not sys.stderr.isatty():
@@ -197,6 +205,8 @@ class PullProgress:
 
     def advance(self, done: int) -> None:
         """Show how far the transfer is."""
+        if self._quiet:
+            return
         if self._bars and self._task is not None:
             self._bars.update(self._task, completed=done)
             return

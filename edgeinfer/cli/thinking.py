@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from ..errors import SettingError
+from ..generate.reasoning import choose_reasoning
 from ..settings import settings
 from .answer import Outcome, end_line, write_out
 from .terminal import StatusLine, say, visible
 
-__all__ = ["ThinkingView", "thinking_options"]
+if TYPE_CHECKING:
+    from ..load import LLM
+
+__all__ = ["ThinkingView", "check_thinking", "thinking_options"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _DIM, _NORMAL = "\x1b[2m", "\x1b[22m"
@@ -23,15 +29,25 @@ def thinking_options(command: _F) -> _F:
     for option in (
         click.option("--hide-thinking", is_flag=True, help="Do not show what the model thinks before it answers."),
         click.option("--think-budget", type=int, help="End the thinking after so many tokens."),
-        click.option(
-            "--think/--no-think",
-            "thinking",
-            default=None,
-            help="Switch thinking on or off.  [default: as the model has it]",
-        ),
+        click.option("--no-think", is_flag=True, help="Switch thinking off."),
+        click.option("--think", is_flag=True, help="Switch thinking on.  [default: as the model has it]"),
     ):
         command = option(command)
-    return command
+
+    @wraps(command)
+    def switched(*args: Any, think: bool, no_think: bool, **options: Any) -> Any:
+        if think and no_think:
+            raise click.UsageError("--think and --no-think contradict each other; give one of them")
+        return command(*args, thinking=think if think or no_think else None, **options)
+
+    return cast(_F, switched)
+
+
+def check_thinking(llm: LLM, thinking: bool | None, budget: int | None = None) -> None:
+    """Raise SettingError for thinking that is asked of a model that has none, before anything is asked of it."""
+    if llm.template is None and thinking:
+        raise SettingError("thinking cannot be switched on: this model file has no chat template; leave it out")
+    choose_reasoning(llm.template.thinking if llm.template is not None else None, thinking, budget)
 
 
 class ThinkingView:
@@ -42,6 +58,7 @@ class ThinkingView:
     """
 
     def __init__(self, hide: bool = False, quiet: bool = False) -> None:
+        self._quiet = quiet
         self._shows = sys.stdout.isatty() and not hide
         self._waits = not self._shows and not quiet and sys.stderr.isatty()
         self._color = not settings().no_color
@@ -79,5 +96,5 @@ class ThinkingView:
 
     def note(self, outcome: Outcome) -> None:
         """Say why there is no answer, where the thinking took all the tokens there were."""
-        if outcome.thinking and not outcome.text and outcome.finish_reason == "length":
+        if outcome.thinking and not outcome.text and outcome.finish_reason == "length" and not self._quiet:
             say("[it ended while thinking, without an answer; give it more tokens, --think-budget, or --no-think]")

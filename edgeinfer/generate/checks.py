@@ -105,7 +105,11 @@ def json_text(name: str, value: Any) -> str:
     else:
         found = value
     if not isinstance(found, (Mapping, bool)):
-        raise SettingError(f"{name} is {type(found).__name__}; wanted a JSON schema: an object, true or its text")
+        kind = {list: "an array", tuple: "an array", str: "a string", type(None): "null"}.get(type(found), "a number")
+        kind = kind if isinstance(found, (list, tuple, str, int, float, type(None))) else type(found).__name__
+        raise SettingError(f"{name} is {kind}; wanted a JSON schema: an object, true or false, or its text")
+    if found is False:
+        raise SettingError(f"{name} is false, which no JSON fits; wanted a schema that something fits")
     try:
         return json.dumps(found)
     except (TypeError, ValueError, RecursionError) as error:

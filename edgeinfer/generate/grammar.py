@@ -88,8 +88,8 @@ class GrammarVocabulary:
         ends = sorted(token for token in table.end_ids if token < self.n_tokens)
         if not ends:
             raise SettingError(
-                "this model has no end token, so an answer cannot end where a grammar does; leave json_schema, regex "
-                "and grammar out"
+                "json_schema, regex and grammar need a model with an end token, or an answer cannot end where they do; "
+                "leave them out: this one has none"
             )
 
         self._ends = frozenset(ends)
@@ -114,7 +114,8 @@ class GrammarVocabulary:
         """A matcher at its beginning."""
         matcher = self._library.LLMatcher
         if name == "json_schema":
-            source = self._schema(json.loads(text))
+            schema = json.loads(text)
+            source = self._schema({} if schema is True else schema)
         elif name == "regex":
             source = matcher.grammar_from_regex(text)
         else:

@@ -107,9 +107,9 @@ class SamplingParams:
         self._set("samplers", sampler_names(self.samplers, SAMPLERS))
         self._set("logit_bias", biases(self.logit_bias))
         if self.seed is not None:
-            self._set("seed", whole("seed", self.seed, 0, "0 or more, or None for a new one"))
+            self._set("seed", whole("seed", self.seed, 0, "0 or more; left out, a new one is taken"))
         if self.max_tokens is not None:
-            self._set("max_tokens", whole("max_tokens", self.max_tokens, 1, "at least 1, or None for no limit"))
+            self._set("max_tokens", whole("max_tokens", self.max_tokens, 1, "at least 1; left out, there is no limit"))
         self._set("stop", strings("stop", self.stop))
         if not isinstance(self.ignore_eos, bool):
             raise SettingError(f"ignore_eos is {self.ignore_eos!r}; wanted True or False")

@@ -86,7 +86,7 @@ def choose_threads(
     if asked is not None:
         if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked <= _MOST:
             raise SettingError(
-                f"n_threads is {asked!r}; wanted a whole number from 1 to {_MOST}, or None to let the profile decide"
+                f"n_threads is {asked!r}; wanted a whole number from 1 to {_MOST}; left out, the machine decides"
             )
     elif settings.threads:
         if settings.threads > _MOST:

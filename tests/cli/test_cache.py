@@ -46,6 +46,16 @@ def test_an_empty_one() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("n_bytes", "shown"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (123_456, "123.5 kB"), (2_500_000, "2.5 MB")]
+)
+def test_no_limit_is_shown_as_nothing(tmp_path: Path, n_bytes: int, shown: str) -> None:
+    store = PrefixStore(tmp_path, "ab" * 32, n_bytes or 1, page_size=4)
+    cache = PrefixCache(FakeKV(16), store=store)
+    assert f" of at most {shown if n_bytes else '1 B'}; " in cache_report(llm_with(cache))[1]
+    cache.close()
+
+
 def test_figures_and_the_doctors_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgeinfer.schedule.prefix_writer._IDLE_S", 100.0)
     kv = FakeKV(200)
@@ -57,7 +67,7 @@ def test_figures_and_the_doctors_word(tmp_path: Path, monkeypatch: pytest.Monkey
     first, second, third = cache_report(llm_with(cache))
     assert first.startswith("prefix cache: ")
     assert "in 2 of 3 prompts" in first
-    assert second.startswith("on disk: 0.0 MB in 1 file of at most 50 MB; 0 pages read, 2 written")
+    assert second.startswith("on disk: 4.3 kB in 1 file of at most 50.0 MB; 0 pages read, 2 written")
     assert third.startswith("cache doctor (the last of 2): the prompt left the cached text at token 9 of ")
     assert 'there it says "Time 12:0[2].\\nYou are a ship. And so' in third
     assert "It looks like a clock" in third

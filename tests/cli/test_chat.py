@@ -42,7 +42,7 @@ def test_no_input_ends_well_and_loads_nothing(edgeinfer: Any, stdin: bytes | Non
 
 def test_the_default_model_is_pulled(edgeinfer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pulled: list[str] = []
-    monkeypatch.setattr("edgeinfer.cli.answer.pull_with_progress", pulled.append)
+    monkeypatch.setattr("edgeinfer.cli.answer.pull_with_progress", lambda name, quiet: pulled.append(name))
     assert edgeinfer("chat", "-q", stdin=b"hi").out == "echo: hi\n"
     assert pulled == ["smollm2-135m"]
     assert edgeinfer.calls[0]["name"] == "smollm2-135m"
@@ -75,7 +75,7 @@ def test_a_model_without_template_completes_and_says_so(edgeinfer: Any) -> None:
         (b"\xff\xfe\xfd", [], 2, "standard input is not UTF-8 text: byte 0xff at position 0"),
         (b"x" * 3000, [], 8, "2000"),
         (b"this is bad", [], 10, ""),
-        (b"hi", ["--temp", "-1"], 2, "temperature is -1.0"),
+        (b"hi", ["--temp", "-1"], 2, "--temp is -1.0"),
     ],
 )
 def test_errors_are_one_line(edgeinfer: Any, stdin: bytes, options: list[str], code: int, says: str) -> None:

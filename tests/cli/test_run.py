@@ -115,10 +115,10 @@ def test_stop_and_ignore_eos_and_limit(edgeinfer: Any) -> None:
         (["--system", "x", "-p", "x"], b"", 2, "--system goes with --chat"),
         ([], b"ab\xff\xfe", 2, "standard input is not UTF-8 text: byte 0xff at position 2"),
         (["-p", "caf\udce9"], b"", 2, "the prompt is not UTF-8 text: something is wrong after character 3"),
-        (["-p", "x", "--temp", "-1"], b"", 2, "temperature is -1.0; wanted"),
-        (["-p", "x", "--temp", "nan"], b"", 2, "temperature is nan; wanted"),
-        (["-p", "x", "-n", "0"], b"", 2, "max_tokens is 0; wanted"),
-        (["-p", "x", "--top-p", "2"], b"", 2, "top_p is 2.0; wanted"),
+        (["-p", "x", "--temp", "-1"], b"", 2, "--temp is -1.0; wanted"),
+        (["-p", "x", "--temp", "nan"], b"", 2, "--temp is nan; wanted"),
+        (["-p", "x", "-n", "0"], b"", 2, "--max-tokens is 0; wanted"),
+        (["-p", "x", "--top-p", "2"], b"", 2, "--top-p is 2.0; wanted"),
         (["-p", "x" * 100, "--n-ctx", "50"], b"", 8, "50"),
         (["-p", "bad", "--chat"], b"", 10, ""),
     ],
@@ -153,7 +153,7 @@ def test_unknown_models(edgeinfer: Any) -> None:
 
 def test_a_name_of_the_manifest_is_pulled_when_missing(edgeinfer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pulled: list[str] = []
-    monkeypatch.setattr("edgeinfer.cli.answer.pull_with_progress", pulled.append)
+    monkeypatch.setattr("edgeinfer.cli.answer.pull_with_progress", lambda name, quiet: pulled.append(name))
     assert edgeinfer("run", "SmolLM2-135m", "-p", "x").code == 0
     assert pulled == ["smollm2-135m"]
     assert edgeinfer.calls[0]["name"] == "SmolLM2-135m"

@@ -105,15 +105,15 @@ def test_schema_and_grammar_files(edgeinfer: Any, tmp_path: Path) -> None:
     ("arguments", "code", "says"),
     [
         (["--json-schema", "nowhere.json"], 2, "--json-schema: cannot read nowhere.json: No such file or directory"),
-        (["--grammar", "/dev/null"], 2, "--grammar: /dev/null is not a regular file"),
-        (["--json-schema", "{"], 2, "json_schema is no JSON document"),
-        (["--json-schema", '{"type": "strin"}'], 2, "json_schema cannot be used: at #: Invalid type: strin"),
-        (["--regex", "a("], 2, "regex 'a(' cannot be used: character 2: unclosed group"),
-        (["--regex", "a", "--json-schema", "{}"], 2, "json_schema and regex are both given"),
-        (["--typical", "2"], 2, "typical_p is 2.0; wanted a number from 0 to 1"),
-        (["--mirostat", "1"], 2, "mirostat is 1; wanted 0 (off) or 2"),
-        (["--samplers", "top_k;nonsense"], 2, "samplers has 'nonsense'; wanted names out of penalties; dry;"),
-        (["--dry-base", "0"], 2, "dry_base is 0.0; wanted a number, 1 or above"),
+        (["--grammar", "/dev/null"], 2, "--grammar: /dev/null is neither a file nor a pipe"),
+        (["--json-schema", "{"], 2, "--json-schema is no JSON document"),
+        (["--json-schema", '{"type": "strin"}'], 2, "--json-schema cannot be used: at #: Invalid type: strin"),
+        (["--regex", "a("], 2, "--regex 'a(' cannot be used: character 2: unclosed group"),
+        (["--regex", "a", "--json-schema", "{}"], 2, "--json-schema and --regex are both given"),
+        (["--typical", "2"], 2, "--typical is 2.0; wanted a number from 0 to 1"),
+        (["--mirostat", "1"], 2, "--mirostat is 1; wanted 0 (off) or 2"),
+        (["--samplers", "top_k;nonsense"], 2, "--samplers has 'nonsense'; wanted names out of penalties; dry;"),
+        (["--dry-base", "0"], 2, "--dry-base is 0.0; wanted a number, 1 or above"),
     ],
 )
 def test_refusals(edgeinfer: Any, arguments: list[str], code: int, says: str) -> None:
@@ -134,7 +134,7 @@ def test_a_file_that_is_no_text(edgeinfer: Any, tmp_path: Path) -> None:
 def test_recommended_sampling_is_used_unless_told_otherwise(
     edgeinfer: Any, asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgeinfer.cli.answer.pull_with_progress", lambda name: None)
+    monkeypatch.setattr("edgeinfer.cli.answer.pull_with_progress", lambda name, quiet: None)
     advice = dict(store.manifest().models[0].sampling)
     assert advice["temperature"] == 0.2
     assert edgeinfer("run", "smollm2-135m", "-p", "x", "-q").code == 0

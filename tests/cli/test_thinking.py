@@ -58,7 +58,7 @@ def test_completion_knows_no_thinking(edgeinfer: Any, options: list[str]) -> Non
 def test_a_bad_budget_is_refused(edgeinfer: Any) -> None:
     done = edgeinfer("chat", edgeinfer.model, "--think-budget", "-1", stdin=b"x")
     assert done.code == 2
-    assert "think_budget is -1; wanted a whole number" in done.err
+    assert "--think-budget is -1; wanted a whole number" in done.err
 
 
 @pytest.fixture
@@ -119,6 +119,6 @@ def test_thinking_is_switched_while_chatting(capsys: pytest.CaptureFixture[str])
         assert prompt.last.thinking.startswith("hmm. ")
         with pytest.raises(SettingError, match="/think wants on or off"):
             prompt._line("/think maybe")
-    with echo_llm(template=False) as llm, pytest.raises(SettingError, match="knows no thinking"):
+    with echo_llm(template=False) as llm, pytest.raises(SettingError, match="has no chat template"):
         _Prompt(Conversation(llm, "m"), {}, stats=False, quiet=True)._line("/think on")
     assert capsys.readouterr().err.startswith("thinking: off\n")
