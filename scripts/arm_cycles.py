@@ -63,13 +63,18 @@ class Loop:
             tokens *= 2
         return tokens
 
-    def block(self, trips: int) -> list[str]:
-        """The instructions of a whole block."""
-        return [*self.before, *self.inner * trips, *self.after]
+    def block(self, sdots: int) -> list[str]:
+        """The instructions of a block with so many dot products: where the inner loop has them all, it alone."""
+        if sdots <= self.sdots:
+            return self.inner
+        return [*self.before, *self.inner * (sdots // self.sdots), *self.after]
 
 
 def block_loops(assembly: str) -> list[Loop]:
-    """The loops that have one innermost loop with dot products in it (which may be all of the loop, if unrolled)."""
+    """The innermost loops with dot products in them, each with the loop around it if there is one.
+
+    Quads may be unrolled: then the innermost loop goes over blocks, and what is around it does not belong to a block.
+    """
     labels: dict[str, int] = {}
     code: list[str] = []
     for line in assembly.splitlines():
@@ -90,9 +95,8 @@ def block_loops(assembly: str) -> list[Loop]:
         if not any(line.startswith("sdot") for line in code[low : high + 1]):
             continue
         around = [(a, b) for a, b in spans if a <= low and high <= b and (a, b) != (low, high)]
-        if around:
-            a, b = min(around, key=lambda span: span[1] - span[0])
-            found.append(Loop(code[a:low], code[low : high + 1], code[high + 1 : b + 1]))
+        a, b = min(around, key=lambda span: span[1] - span[0], default=(low, high))
+        found.append(Loop(code[a:low], code[low : high + 1], code[high + 1 : b + 1]))
     return found
 
 
@@ -164,13 +168,11 @@ def loops_of(assembly: str, mca: list[str], packed_weights: int = 32) -> tuple[f
     """
     loops = block_loops(assembly)
     weights = {loop: packed_weights if loop.packed else 32 for loop in loops}
-    # Where a byte of a weight is above 127, sdot takes it in three steps.
-    each = 3 if loops and all(loop.sdots % (12 * loop.tokens(weights[loop])) == 0 for loop in loops) else 1
     decode, best = 0.0, 0.0
     for loop in loops:
         tokens, n = loop.tokens(weights[loop]), weights[loop] // 32
         useful = USEFUL * n * tokens
-        spent = cycles(mca, loop.block(max(1, useful * each // loop.sdots)))
+        spent = cycles(mca, loop.block(useful))
         if tokens == 1:
             decode = min(decode or 1e9, spent / (16 * n))
         else:

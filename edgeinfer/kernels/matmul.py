@@ -11,22 +11,29 @@ from __future__ import annotations
 from ..plan.fields import MODES, indices
 from ..runtime.layout import STATE_N, STATE_N_OUT
 from ..runtime.memory import field
-from ..runtime.simd import gelu_f, load_f32, load_i32, mul_f, silu_f, store_f32
+from ..runtime.simd import gelu_f, load_f32, mul_f, silu_f, store_f32
 from ..runtime.tile import (
+    NARROW,
     W1,
     W2,
     W4,
     W8,
     count_of,
+    narrow,
+    rows_f32,
+    rows_i32,
     tile_add,
     tile_add_times_i,
     tile_add_vec,
     tile_dot,
     tile_dot_signed,
+    tile_join,
     tile_load,
     tile_scale,
+    tile_scale_words,
     tile_start,
-    tile_start2,
+    tile_start2_centred,
+    tile_start_centred,
     tile_start_eighth,
     tile_start_signed,
     tile_store,
@@ -96,11 +103,16 @@ def finish_pair(gate, up, y, stride, mode, tmp):
 
 def _sum_bytes(dot):
     @native
-    def run(acc, w, x, slots):
-        """acc += 32 bytes of 16 rows times 32 activations of T tokens."""
-        for v in range(8):
-            acc = dot(acc, load_i32(w, v * 64), x + v * 4 * slots)
-        return acc
+    def run(acc, W, w, x, S):
+        """acc += 32 bytes of W's rows times 32 activations of T tokens."""
+        acc = dot(acc, rows_i32(W, w, 0), x)
+        acc = dot(acc, rows_i32(W, w, 64), x + 4 * S)
+        acc = dot(acc, rows_i32(W, w, 128), x + 8 * S)
+        acc = dot(acc, rows_i32(W, w, 192), x + 12 * S)
+        acc = dot(acc, rows_i32(W, w, 256), x + 16 * S)
+        acc = dot(acc, rows_i32(W, w, 320), x + 20 * S)
+        acc = dot(acc, rows_i32(W, w, 384), x + 24 * S)
+        return dot(acc, rows_i32(W, w, 448), x + 28 * S)
 
     return run
 
@@ -115,8 +127,8 @@ def gemm_scaled(start, sums):
     def gemm(W, w, d, m, xq, xd, xs, xh, nb):
         acc = tile_zero_f(W)
         for b in range(nb):
-            a = sums(start(W, xs + b * 4 * SLOTS), w + b * 512, xq + b * 32 * SLOTS, SLOTS)
-            acc = tile_scale(acc, a, load_f32(d, b * 64), xd + b * 4 * SLOTS)
+            a = sums(start(W, xs + b * 4 * SLOTS), W, w + b * 512, xq + b * 32 * SLOTS, SLOTS)
+            acc = tile_scale(acc, a, rows_f32(W, d, b * 64), xd + b * 4 * SLOTS)
         return acc
 
     return gemm
@@ -127,9 +139,9 @@ def gemm_with_min(W, w, d, m, xq, xd, xs, xh, nb):
     """Blocks with a scale and a minimum, the minimum held times -1/8 (Q4_1, Q5_1, Q4_K, Q5_K)."""
     acc = tile_zero_f(W)
     for b in range(nb):
-        a = sum_bytes(tile_zero_i(W), w + b * 512, xq + b * 32 * SLOTS, SLOTS)
-        acc = tile_scale(acc, a, load_f32(d, b * 64), xd + b * 4 * SLOTS)
-        acc = tile_scale(acc, tile_start(W, xs + b * 4 * SLOTS), load_f32(m, b * 64), xd + b * 4 * SLOTS)
+        a = sum_bytes(tile_zero_i(W), W, w + b * 512, xq + b * 32 * SLOTS, SLOTS)
+        acc = tile_scale(acc, a, rows_f32(W, d, b * 64), xd + b * 4 * SLOTS)
+        acc = tile_scale_words(acc, rows_f32(W, m, b * 64), xs + b * 4 * SLOTS, xd + b * 4 * SLOTS)
     return acc
 
 
@@ -144,11 +156,11 @@ def gemm_halves(start):
             a = start(W, xh + b * 8 * SLOTS)
             c = start(W, xh + b * 8 * SLOTS + 4 * SLOTS)
             for v in range(4):
-                a = tile_dot(a, load_i32(w, b * 512 + v * 64), x + v * 4 * SLOTS)
-                c = tile_dot(c, load_i32(w, b * 512 + 256 + v * 64), x + (v + 4) * 4 * SLOTS)
-            a = tile_times_i(a, load_i32(m, b * 128))
-            a = tile_add_times_i(a, c, load_i32(m, b * 128 + 64))
-            acc = tile_scale(acc, a, load_f32(d, b * 64), xd + b * 4 * SLOTS)
+                a = tile_dot(a, rows_i32(W, w, b * 512 + v * 64), x + v * 4 * SLOTS)
+                c = tile_dot(c, rows_i32(W, w, b * 512 + 256 + v * 64), x + (v + 4) * 4 * SLOTS)
+            a = tile_times_i(a, rows_i32(W, m, b * 128))
+            a = tile_add_times_i(a, c, rows_i32(W, m, b * 128 + 64))
+            acc = tile_scale(acc, a, rows_f32(W, d, b * 64), xd + b * 4 * SLOTS)
         return acc
 
     return gemm
@@ -160,10 +172,10 @@ def gemm_two_minima(W, w, d, m, xq, xd, xs, xh, nb):
     acc = tile_zero_f(W)
     for b in range(nb):
         h = xh + b * 8 * SLOTS
-        a = sum_bytes(tile_zero_i(W), w + b * 512, xq + b * 32 * SLOTS, SLOTS)
-        acc = tile_scale(acc, a, load_f32(d, b * 64), xd + b * 4 * SLOTS)
-        acc = tile_scale(acc, tile_start(W, h), load_f32(m, b * 128), xd + b * 4 * SLOTS)
-        acc = tile_scale(acc, tile_start(W, h + 4 * SLOTS), load_f32(m, b * 128 + 64), xd + b * 4 * SLOTS)
+        a = sum_bytes(tile_zero_i(W), W, w + b * 512, xq + b * 32 * SLOTS, SLOTS)
+        acc = tile_scale(acc, a, rows_f32(W, d, b * 64), xd + b * 4 * SLOTS)
+        acc = tile_scale_words(acc, rows_f32(W, m, b * 128), h, xd + b * 4 * SLOTS)
+        acc = tile_scale_words(acc, rows_f32(W, m, b * 128 + 64), h + 4 * SLOTS, xd + b * 4 * SLOTS)
     return acc
 
 
@@ -175,8 +187,31 @@ def _nothing(q, s, g0, g1, acts, tile_bytes, tiles, nb, y, stride, mode, tmp, bi
     """A format that is never unpacked."""
 
 
+def _gemm_by_halves(gemm):
+    """A gemm of 16 rows, 8 at a time where tiles are narrow."""
+
+    @native
+    def both(W, w, d, m, xq, xd, xs, xh, nb):
+        low = gemm(NARROW, w, d, m, xq, xd, xs, xh, nb)
+        return tile_join(low, gemm(NARROW, w + 32, d + 32, m + 32, xq, xd, xs, xh, nb))
+
+    return both if narrow() else gemm
+
+
+def _dot_by_halves(dot):
+    """A dot of bytes and f16 scales, 16 rows of each, 8 at a time where tiles are narrow."""
+
+    @native
+    def both(W, q, s, xq, xd, xs, xh, nb):
+        low = dot(NARROW, q, s, xq, xd, xs, xh, nb)
+        return tile_join(low, dot(NARROW, q + 32, s + 16, xq, xd, xs, xh, nb))
+
+    return both if narrow() else dot
+
+
 def _unpacked(unpack, gemm, quant_bytes, scale_bytes):
     """The product of groups g0..g1 with many tiles: each group becomes bytes once."""
+    gemm = _gemm_by_halves(gemm)
 
     @native
     def unpacked(q, s, g0, g1, acts, tile_bytes, tiles, nb, y, stride, mode, tmp, bias):
@@ -207,16 +242,8 @@ def _unpacked(unpack, gemm, quant_bytes, scale_bytes):
     return unpacked
 
 
-def make_matmul(dot, unpack, gemm, quant_bytes, scale_bytes):
-    """The matmul kernel of a format.
-
-    dot(W, q, s, xq, xd, xs, xh, nb) -> tile: 16 rows, straight from packed quants q and scales s
-    unpack(q, s, w, d, m, nb): the same group as bytes w and vectors d, m
-    gemm(W, w, d, m, xq, xd, xs, xh, nb) -> tile: from those
-    quant_bytes, scale_bytes: bytes of 16 rows x 32 values in the two streams (a format with blocks of 256 divides)
-    Without unpack and gemm the packed bits are bytes already, and serve any number of tokens.
-    """
-    straight = unpack is None
+def _direct(dot, quant_bytes, scale_bytes):
+    """The product from the packed bits."""
 
     @native
     def direct(W, slots, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp, bias):
@@ -239,6 +266,21 @@ def make_matmul(dot, unpack, gemm, quant_bytes, scale_bytes):
                 else:
                     finish(W, acc, out + g * 64, stride, mode, tmp)
 
+    return direct
+
+
+def make_matmul(dot, unpack, gemm, quant_bytes, scale_bytes):
+    """The matmul kernel of a format.
+
+    dot(W, q, s, xq, xd, xs, xh, nb) -> tile: 16 rows, straight from packed quants q and scales s
+    unpack(q, s, w, d, m, nb): the same group as bytes w and vectors d, m
+    gemm(W, w, d, m, xq, xd, xs, xh, nb) -> tile: from those
+    quant_bytes, scale_bytes: bytes of 16 rows x 32 values in the two streams (a format with blocks of 256 divides)
+    Without unpack and gemm the packed bits are bytes already, and serve any number of tokens.
+    """
+    straight = unpack is None
+    direct = _direct(dot, quant_bytes, scale_bytes)
+    direct4 = _direct(_dot_by_halves(dot), quant_bytes, scale_bytes) if straight else direct
     if straight:
         unpacked = _nothing
     else:
@@ -268,9 +310,9 @@ def make_matmul(dot, unpack, gemm, quant_bytes, scale_bytes):
         elif m == 2:
             direct(W2, SLOTS, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp, bias)
         elif m > 0 and m <= 4:
-            direct(W4, SLOTS, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp, bias)
+            direct4(W4, SLOTS, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp, bias)
         elif m > 0 and (straight or m <= STRAIGHT_TOKENS):
-            direct(W_GEMM, SLOTS, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp, bias)
+            direct4(W_GEMM, SLOTS, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp, bias)
         elif m > 0:
             tiles = (m + SLOTS - 1) // SLOTS
             unpacked(q, s, g0, g1, acts, tile_bytes, tiles, nb, y, stride, mode, tmp, bias)
@@ -278,8 +320,8 @@ def make_matmul(dot, unpack, gemm, quant_bytes, scale_bytes):
     return matmul
 
 
-gemm_4bit = gemm_scaled(tile_start, sum_bytes)  # zero point 8
-gemm_5bit = gemm_scaled(tile_start2, sum_bytes)  # zero point 16
+gemm_4bit = gemm_scaled(tile_start_centred, sum_bytes)  # zero point 8
+gemm_5bit = gemm_scaled(tile_start2_centred, sum_bytes)  # zero point 16
 gemm_signed = gemm_scaled(tile_start_signed, sum_signed)
 gemm_q3 = gemm_halves(tile_start_eighth)  # zero point 4
 gemm_q6 = gemm_halves(tile_start)  # zero point 32

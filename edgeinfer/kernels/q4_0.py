@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..runtime.memory import load_half, load_s32, load_u8, load_u16, store_float, store_s32, store_u16
-from ..runtime.simd import high_nibble, load_f16, load_i32, low_nibble, store_f32, store_i32, to_f32
+from ..runtime.simd import centred, high_nibble, load_f16, load_i32, low_nibble, store_f32, store_i32, to_f32
 from ..runtime.tile import slots_of, tile_dot, tile_scale, tile_start, tile_zero_f
 from ..runtime.vec import native
 from .embed import make_embed
@@ -23,13 +23,20 @@ def sum_nibbles(acc, q, x, slots):
     return acc
 
 
-@native
-def unpack_nibbles(q, w):
-    """256 bytes of nibbles to 512 bytes."""
-    for v in range(4):
-        x = load_i32(q, v * 64)
-        store_i32(w, v * 64, low_nibble(x))
-        store_i32(w, 256 + v * 64, high_nibble(x))
+def nibble_unpacker(change):
+    """A function that unpacks 256 bytes of nibbles to 512 bytes, change(vector) of each."""
+
+    @native
+    def run(q, w):
+        for v in range(4):
+            x = load_i32(q, v * 64)
+            store_i32(w, v * 64, change(low_nibble(x)))
+            store_i32(w, 256 + v * 64, change(high_nibble(x)))
+
+    return run
+
+
+unpack_nibbles = nibble_unpacker(centred(8))
 
 
 @native

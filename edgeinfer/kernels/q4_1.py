@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from ..runtime.memory import load_half, load_s32, load_u8, load_u16, store_float, store_s32, store_u16
-from ..runtime.simd import load_f16, mul_f, splat_f, store_f32, to_f32
+from ..runtime.simd import centred, load_f16, mul_f, splat_f, store_f32, to_f32
 from ..runtime.tile import slots_of, tile_scale, tile_start, tile_zero_f, tile_zero_i
 from ..runtime.vec import native
 from .embed import make_embed
 from .matmul import gemm_with_min, make_matmul
 from .pack import make_pack
-from .q4_0 import sum_nibbles, unpack_nibbles
+from .q4_0 import nibble_unpacker, sum_nibbles
 
+unpack_nibbles = nibble_unpacker(centred(0))
 EIGHTH = np.float32(-0.125)  # the activation side carries -8 x its sum
 
 

@@ -18,7 +18,7 @@ from ..runtime.memory import (
     store_u8,
     store_u16,
 )
-from ..runtime.simd import bits, high_nibble, load_f16, load_i32, low_nibble, or_i, store_f32, store_i32, to_f32
+from ..runtime.simd import bits, centred, high_nibble, load_f16, load_i32, low_nibble, or_i, store_f32, store_i32, to_f32
 from ..runtime.tile import slots_of, tile_dot, tile_scale, tile_start2, tile_zero_f
 from ..runtime.vec import native
 from .embed import make_embed
@@ -46,22 +46,29 @@ def sum_five(acc, q, x, S):
     return tile_dot(acc, or_i(high_nibble(w), B7(h)), x + 28 * S)
 
 
-@native
-def unpack_five(q, w):
-    """One packed block to 512 bytes."""
-    h = load_i32(q, 256)
-    x = load_i32(q, 0)
-    store_i32(w, 0, or_i(low_nibble(x), B0(h)))
-    store_i32(w, 256, or_i(high_nibble(x), B4(h)))
-    x = load_i32(q, 64)
-    store_i32(w, 64, or_i(low_nibble(x), B1(h)))
-    store_i32(w, 320, or_i(high_nibble(x), B5(h)))
-    x = load_i32(q, 128)
-    store_i32(w, 128, or_i(low_nibble(x), B2(h)))
-    store_i32(w, 384, or_i(high_nibble(x), B6(h)))
-    x = load_i32(q, 192)
-    store_i32(w, 192, or_i(low_nibble(x), B3(h)))
-    store_i32(w, 448, or_i(high_nibble(x), B7(h)))
+def five_unpacker(change):
+    """A function that unpacks one block to 512 bytes, change(vector) of each."""
+
+    @native
+    def run(q, w):
+        h = load_i32(q, 256)
+        x = load_i32(q, 0)
+        store_i32(w, 0, change(or_i(low_nibble(x), B0(h))))
+        store_i32(w, 256, change(or_i(high_nibble(x), B4(h))))
+        x = load_i32(q, 64)
+        store_i32(w, 64, change(or_i(low_nibble(x), B1(h))))
+        store_i32(w, 320, change(or_i(high_nibble(x), B5(h))))
+        x = load_i32(q, 128)
+        store_i32(w, 128, change(or_i(low_nibble(x), B2(h))))
+        store_i32(w, 384, change(or_i(high_nibble(x), B6(h))))
+        x = load_i32(q, 192)
+        store_i32(w, 192, change(or_i(low_nibble(x), B3(h))))
+        store_i32(w, 448, change(or_i(high_nibble(x), B7(h))))
+
+    return run
+
+
+unpack_five = five_unpacker(centred(16))
 
 
 @native

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ..runtime.memory import load_half, load_s8, load_s32, load_u16, store_float, store_s32, store_u16
-from ..runtime.simd import load_f16, signed_form, to_f32
-from ..runtime.tile import slots_of, tile_scale, tile_start_signed, tile_zero_f
+from ..runtime.simd import signed_form
+from ..runtime.tile import rows_f16, slots_of, tile_scale, tile_start_signed, tile_zero_f
 from ..runtime.vec import native
 from .embed import make_embed
 from .matmul import make_matmul, sum_signed
@@ -18,8 +18,8 @@ def dot(W, q, s, xq, xd, xs, xh, nb):
     S = slots_of(W)
     acc = tile_zero_f(W)
     for b in range(nb):
-        a = sum_signed(tile_start_signed(W, xs + b * 4 * S), q + b * 512, xq + b * 32 * S, S)
-        acc = tile_scale(acc, a, to_f32(load_f16(s, b * 32)), xd + b * 4 * S)
+        a = sum_signed(tile_start_signed(W, xs + b * 4 * S), W, q + b * 512, xq + b * 32 * S, S)
+        acc = tile_scale(acc, a, rows_f16(W, s, b * 32), xd + b * 4 * S)
     return acc
 
 

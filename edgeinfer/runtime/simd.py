@@ -57,7 +57,7 @@ load_splat_f = op(f32x16, [ADDRESS, ADDRESS], lambda b, a, o: splat(b, load_scal
 def emit_fma(b, x, y, z):
     """x*y + z, rounded once where the CPU can, else twice."""
     if target().fma:
-        return b.call(declare(b, "llvm.fma.v16f32", FX, [FX] * 3), (x, y, z))
+        return b.call(declare(b, f"llvm.fma.v{x.type.count}f32", x.type, [x.type] * 3), (x, y, z))
     return b.fadd(b.fmul(x, y), z)
 
 
@@ -99,7 +99,7 @@ low_nibble, high_nibble = bits(0, 15), bits(4, 15)
 def emit_to_f32(b, h):
     """f16 to f32, exact: without hardware, the exponent is moved by a multiplication, which keeps subnormals right."""
     if target().f16c:
-        return b.fpext(h, FX)
+        return b.fpext(h, ir.VectorType(F32, h.type.count))
     w = b.zext(b.bitcast(h, ir.VectorType(I16, 16)), IX)
     magnitude = b.shl(b.and_(w, const(IX, 0x7FFF)), const(IX, 13))
     scaled = b.bitcast(b.fmul(b.bitcast(magnitude, FX), const(FX, 2.0**112)), IX)
@@ -179,6 +179,11 @@ def biased():
     return target().dot.startswith("vpdpbusd")
 
 
+def signed_sides():
+    """Whether `dot`, too, takes signed bytes on both sides, so that a zero point can be taken from the weights before."""
+    return target().dot == "sdot"
+
+
 def _bytes(b, x):
     return b.bitcast(x, ir.VectorType(I8, x.type.count * 4))
 
@@ -216,7 +221,7 @@ def _dot_avx2(b, acc, u, s, signed):
 def _dot_neon(b, acc, u, s, _signed):
     quad, byte = ir.VectorType(I32, 4), ir.VectorType(I8, 16)
     f = declare(b, "llvm.aarch64.neon.sdot.v4i32.v16i8", quad, [quad, byte, byte])
-    cut = [[part(b, v, i, 4) for v in (acc, u, s)] for i in (0, 4, 8, 12)]
+    cut = [[part(b, v, i, 4) for v in (acc, u, s)] for i in range(0, acc.type.count, 4)]
     return join(b, [b.call(f, (a, _bytes(b, x), _bytes(b, y))) for a, x, y in cut])
 
 
@@ -235,6 +240,18 @@ _DOTS = {
 def emit_dot(b, acc, u, s, signed):
     """Four products per lane added to acc, exactly; u is 0 .. 127, or `signed` as above."""
     return _DOTS[target().dot](b, acc, u, s, signed)
+
+
+def centred(zero):
+    """An operation that takes the zero point from bytes 0 .. 127 where the product wants signed bytes on both sides."""
+
+    def emit(b, x):
+        if zero == 0 or not signed_sides():
+            return x
+        bytes_ = _bytes(b, x)
+        return b.bitcast(b.sub(bytes_, const(bytes_.type, zero)), IX)
+
+    return op(i32x16, [i32x16], emit)
 
 
 signed_form = op(types.int32, [types.int32], lambda b, x: b.xor(x, I32(-0x7F7F7F80)) if biased() else x)  # of 4 bytes

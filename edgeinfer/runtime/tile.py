@@ -2,46 +2,136 @@
 
 A Width(T, slots) says how many tokens are computed together and how many the activation layout interleaves. Broadcast
 loads read token t of quad v at address + v*4*slots + t*4.
+
+NARROW is the tile of several tokens for CPUs with 32 registers of 16 bytes (ARM): 8 of a group's 16 rows by 4 tokens, so
+that integer and float accumulators fit. There conversion to float would cost as much as four products, so integer sums are
+held with BASE added: their bits are the float BASE + sum, and taking BASE away is exact while a sum is below 2^22.
 """
 
 from __future__ import annotations
 
+from llvmlite import ir
 from numba import types
 
-from .simd import FX, IX, biased, emit_dot, emit_fma, f32x16, i32x16
-from .vec import ADDRESS, F32, I32, I64, Tile, Width, const, generic_op, load_scalar, pack, pointer, splat, unpack
+from .simd import FX, IX, biased, emit_dot, emit_fma, emit_to_f32, f32x16, i32x16, signed_sides
+from .vec import (
+    ADDRESS,
+    ELEMENTS,
+    F32,
+    I32,
+    I64,
+    Tile,
+    Vec,
+    Width,
+    const,
+    generic_op,
+    join,
+    load_scalar,
+    pack,
+    pointer,
+    splat,
+    target,
+    unpack,
+)  # fmt: skip
 
 W1, W2, W3, W4, W8 = Width(1, 1), Width(2, 8), Width(3, 8), Width(4, 8), Width(8, 8)
+NARROW = Width(4, 8, rows=8)
+BASE = 0x4B400000  # the bits of 3 x 2^22, in whose neighbourhood floats are one apart
 
 
-def _tile(width, vec):
-    return Tile(width.count, vec)
+def narrow() -> bool:
+    """Whether tiles of several tokens take 8 rows at a time."""
+    return target().dot == "sdot"
+
+
+def _rows(width, element):
+    return Vec(element, width.rows)
+
+
+def _same(_b, x):
+    return x
+
+
+def _to_float(b, x):
+    return b.sitofp(x, ir.VectorType(F32, x.type.count))
+
+
+def _token_splats(b, address, count, element, n, change=_same):
+    """change(builder, vector) of `count` vectors of n lanes, each of which repeats one of `count` scalars side by side.
+
+    ARM's products take one of four lanes of a register, so one load serves four tokens there.
+    """
+    if not (narrow() and count == 4):
+        return [change(b, splat(b, load_scalar(b, address, 4 * i, element), n)) for i in range(count)]
+    words = change(b, b.load(pointer(b, address, 0, ir.VectorType(element, count)), align=1))
+    lanes = [ir.Constant(ir.VectorType(I32, n), [i] * n) for i in range(count)]
+    return [b.shuffle_vector(words, ir.Constant(words.type, ir.Undefined), lane) for lane in lanes]
+
+
+def _load_rows(element, result, change=_same):
+    """Load one value for each row that w computes: change(builder, vector)."""
+
+    def rule(w, _address, _offset):
+        ll = ir.VectorType(ELEMENTS[element], w.rows)
+        emit = lambda b, _, a, o: change(b, b.load(pointer(b, a, o, ll), align=1))  # noqa: E731
+        return _rows(w, result), [w, ADDRESS, ADDRESS], emit
+
+    return generic_op(3, rule)
+
+
+rows_i32, rows_f32 = _load_rows("i32", "i32"), _load_rows("f32", "f32")
+rows_f16 = _load_rows("f16", "f32", emit_to_f32)  # widened
 
 
 count_of = generic_op(1, lambda w: (types.int64, [w], lambda b, _: I64(w.count)))
 slots_of = generic_op(1, lambda w: (types.int64, [w], lambda b, _: I64(w.slots)))
 
 
-def _zero(vec, ll, zero):
-    def rule(w):
-        t = _tile(w, vec)
-        return t, [w], lambda b, _: pack(b, t, [const(ll, zero)] * w.count)
-
-    return generic_op(1, rule)
+def _zero_f(w):
+    t = Tile(w.count, _rows(w, "f32"))
+    return t, [w], lambda b, _: pack(b, t, [const(t.vec.ll, 0.0)] * w.count)
 
 
-tile_zero_f, tile_zero_i = _zero(f32x16, FX, 0.0), _zero(i32x16, IX, 0)
+def _zero_i(w):
+    based = w.rows < 16
+    t = Tile(w.count, _rows(w, "i32"), based)
+    return t, [w], lambda b, _: pack(b, t, _bases(b, t) if based else [const(t.vec.ll, 0)] * w.count)
 
 
-def _start(change):
-    """Accumulators that start at change(builder, an int32 per token), broadcast: a zero point for free."""
+def _bases(b, t):
+    """Vectors of BASE, loaded: products have the vector units to themselves, while loads have time.
+
+    The address is hidden from the optimizer, which would else copy one register into all of them.
+    """
+    n = t.count * t.vec.n
+    name = f"edgeinfer_bases_{n}"
+    if name not in b.module.globals:
+        table = ir.GlobalVariable(b.module, ir.ArrayType(I32, n), name)
+        table.initializer = ir.Constant(table.value_type, [BASE] * n)
+        table.linkage, table.global_constant, table.align = "internal", True, 64
+    address = b.ptrtoint(b.module.globals[name], I64)
+    address = b.asm(ir.FunctionType(I64, [I64]), "", "=r,0", [address], side_effect=True)
+    return [b.load(pointer(b, address, i * 4 * t.vec.n, t.vec.ll), align=16) for i in range(t.count)]
+
+
+tile_zero_f, tile_zero_i = generic_op(1, _zero_f), generic_op(1, _zero_i)
+
+
+def _start(change, zero=lambda: False):
+    """Accumulators that start at change(builder, an int32 per token), broadcast: a zero point for free.
+
+    Where zero(), they start at zero.
+    """
 
     def rule(w, _address):
-        t = _tile(w, i32x16)
+        if zero():
+            t, arguments, emit_zero = _zero_i(w)
+            return t, [*arguments, ADDRESS], lambda b, x, _: emit_zero(b, x)
+        t = Tile(w.count, _rows(w, "i32"))
 
         def emit(b, _, a):
             words = [load_scalar(b, a, 4 * i, I32) for i in range(w.count)]
-            return pack(b, t, [splat(b, change(b, x)) for x in words])
+            return pack(b, t, [splat(b, change(b, x), w.rows) for x in words])
 
         return t, [w, ADDRESS], emit
 
@@ -51,14 +141,17 @@ def _start(change):
 tile_start = _start(lambda b, x: x)
 tile_start2 = _start(lambda b, x: b.shl(x, I32(1)))
 tile_start_eighth = _start(lambda b, x: b.ashr(x, I32(3)))  # exact: sums are held times -8 or -32
+# For weights that `centred` has been at, which takes the zero point off them where the product allows.
+tile_start_centred = _start(lambda b, x: x, signed_sides)
+tile_start2_centred = _start(lambda b, x: b.shl(x, I32(1)), signed_sides)
 # Of signed products: -128 x the sum from -8 x the sum, where the weights carry 128 too much.
-tile_start_signed = _start(lambda b, x: b.shl(x, I32(4)) if biased() else I32(0))
+tile_start_signed = _start(lambda b, x: b.shl(x, I32(4)), lambda: not biased())
 
 
 def _dot(signed):
     def rule(acc, w, _address):
         def emit(b, x, v, a):
-            words = [splat(b, load_scalar(b, a, 4 * i, I32)) for i in range(acc.count)]
+            words = _token_splats(b, a, acc.count, I32, acc.vec.n)
             return pack(b, acc, [emit_dot(b, p, v, s, signed) for p, s in zip(unpack(b, x), words, strict=True)])
 
         return acc, [acc, w, ADDRESS], emit
@@ -72,15 +165,35 @@ tile_dot, tile_dot_signed = _dot(False), _dot(True)
 def _scale_rule(acc, ints, scale, _address):
     def emit(b, x, i, d, a):
         out = []
-        for t, (p, q) in enumerate(zip(unpack(b, x), unpack(b, i), strict=True)):
-            step = b.fmul(d, splat(b, load_scalar(b, a, 4 * t, F32)))
-            out.append(emit_fma(b, b.sitofp(q, FX), step, p))
+        scales = _token_splats(b, a, acc.count, F32, acc.vec.n)
+        for p, q, s in zip(unpack(b, x), unpack(b, i), scales, strict=True):
+            step = b.fmul(d, s)
+            if ints.based:
+                number = b.fsub(b.bitcast(q, p.type), const(p.type, float(3 << 22)))
+            else:
+                number = b.sitofp(q, p.type)
+            out.append(emit_fma(b, number, step, p))
         return pack(b, acc, out)
 
     return acc, [acc, ints, scale, ADDRESS], emit
 
 
 tile_scale = generic_op(4, _scale_rule)  # acc[t] += float(ints[t]) * (scale * token scale[t])
+
+
+def _scale_words_rule(acc, scale, _words, _address):
+    def emit(b, x, m, words, a):
+        out = []
+        scales = _token_splats(b, a, acc.count, F32, acc.vec.n)
+        numbers = _token_splats(b, words, acc.count, I32, acc.vec.n, _to_float)
+        for p, number, s in zip(unpack(b, x), numbers, scales, strict=True):
+            out.append(emit_fma(b, number, b.fmul(m, s), p))
+        return pack(b, acc, out)
+
+    return acc, [acc, scale, ADDRESS, ADDRESS], emit
+
+
+tile_scale_words = generic_op(4, _scale_words_rule)  # acc[t] += float(int32 word[t]) * (scale * token scale[t])
 
 
 def _weighted_rule(acc, other, s):
@@ -122,7 +235,7 @@ def _store_rule(x, _address, _stride):
 
 
 def _load_rule(w, _address, _stride):
-    t = _tile(w, f32x16)
+    t = Tile(w.count, f32x16)
 
     def emit(b, _, a, stride):
         return pack(b, t, [b.load(pointer(b, a, b.mul(stride, I64(i)), FX), align=1) for i in range(w.count)])
@@ -158,3 +271,15 @@ def _add_scaled_rule(acc, x, s):
 
 
 tile_add_scaled = generic_op(3, _add_scaled_rule)  # acc[t] + x[t] * s
+
+
+def _join_rule(low, high):
+    t = Tile(low.count, Vec(low.vec.element, 2 * low.vec.n))
+    return (
+        t,
+        [low, high],
+        lambda b, p, q: pack(b, t, [join(b, [i, j]) for i, j in zip(unpack(b, p), unpack(b, q), strict=True)]),
+    )
+
+
+tile_join = generic_op(2, _join_rule)  # the rows of both

@@ -54,11 +54,14 @@ class Vec(types.Type):
 
 
 class Tile(types.Type):
-    """The Numba type of T vectors held as one value: the accumulators of T tokens."""
+    """The Numba type of T vectors held as one value: the accumulators of T tokens.
 
-    def __init__(self, count: int, vec: Vec):
-        self.count, self.vec = count, vec
-        super().__init__(name=f"tile<{count}x{vec.name}>")
+    based: integers held with BASE of `tile.py` added, so that their bits are a float.
+    """
+
+    def __init__(self, count: int, vec: Vec, based: bool = False):
+        self.count, self.vec, self.based = count, vec, based
+        super().__init__(name=f"tile<{count}x{vec.name}{', based' if based else ''}>")
 
     @property
     def ll(self) -> ir.ArrayType:
@@ -76,18 +79,21 @@ class VecModel(PrimitiveModel):
 
 
 class Width:
-    """A compile-time constant carried by type: T tokens computed together, of tiles that hold `slots` tokens."""
+    """A compile-time constant carried by type: T tokens computed together, of tiles that hold `slots` tokens.
 
-    def __init__(self, count: int, slots: int):
-        self.count, self.slots = count, slots
+    rows: how many of a group's 16 rows are computed together.
+    """
+
+    def __init__(self, count: int, slots: int, rows: int = 16):
+        self.count, self.slots, self.rows = count, slots, rows
 
 
 class WidthType(types.Type):
     """The Numba type of a Width; the numbers live in the type."""
 
-    def __init__(self, count: int, slots: int):
-        self.count, self.slots = count, slots
-        super().__init__(name=f"width<{count}of{slots}>")
+    def __init__(self, count: int, slots: int, rows: int):
+        self.count, self.slots, self.rows = count, slots, rows
+        super().__init__(name=f"width<{count}of{slots}, {rows} rows>")
 
 
 register_model(WidthType)(OpaqueModel)
@@ -95,7 +101,7 @@ register_model(WidthType)(OpaqueModel)
 
 @typeof_impl.register(Width)
 def _typeof_width(value, _context):
-    return WidthType(value.count, value.slots)
+    return WidthType(value.count, value.slots, value.rows)
 
 
 @lower_constant(WidthType)
