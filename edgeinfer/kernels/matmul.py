@@ -103,18 +103,22 @@ def finish_pair(gate, up, y, stride, mode, tmp):
 
 def _sum_bytes(dot):
     @native
+    def quad(acc, W, w, x, S, v):
+        return dot(acc, rows_i32(W, w, v * 64), x + v * 4 * S)
+
+    @native
     def run(acc, W, w, x, S):
         """acc += 32 bytes of W's rows times 32 activations of T tokens."""
-        acc = dot(acc, rows_i32(W, w, 0), x)
-        acc = dot(acc, rows_i32(W, w, 64), x + 4 * S)
-        acc = dot(acc, rows_i32(W, w, 128), x + 8 * S)
-        acc = dot(acc, rows_i32(W, w, 192), x + 12 * S)
-        acc = dot(acc, rows_i32(W, w, 256), x + 16 * S)
-        acc = dot(acc, rows_i32(W, w, 320), x + 20 * S)
-        acc = dot(acc, rows_i32(W, w, 384), x + 24 * S)
-        return dot(acc, rows_i32(W, w, 448), x + 28 * S)
+        for v in range(8):
+            acc = quad(acc, W, w, x, S, v)
+        return acc
 
-    return run
+    @native
+    def unrolled(acc, W, w, x, S):
+        acc = quad(quad(quad(quad(acc, W, w, x, S, 0), W, w, x, S, 1), W, w, x, S, 2), W, w, x, S, 3)
+        return quad(quad(quad(quad(acc, W, w, x, S, 4), W, w, x, S, 5), W, w, x, S, 6), W, w, x, S, 7)
+
+    return unrolled if narrow() else run  # LLVM thinks the loop too long to unroll where one vector is four registers
 
 
 sum_bytes, sum_signed = _sum_bytes(tile_dot), _sum_bytes(tile_dot_signed)
@@ -209,8 +213,8 @@ def _dot_by_halves(dot):
     return both if narrow() else dot
 
 
-def _unpacked(unpack, gemm, quant_bytes, scale_bytes):
-    """The product of groups g0..g1 with many tiles: each group becomes bytes once."""
+def _unpacked(unpack, gemm, quant_bytes, scale_bytes, bytes_already):
+    """The product of groups g0..g1 with many tiles: each group becomes bytes once, or its scales alone become floats."""
     gemm = _gemm_by_halves(gemm)
 
     @native
@@ -225,6 +229,8 @@ def _unpacked(unpack, gemm, quant_bytes, scale_bytes):
             if each == 2:
                 h = g + 1
                 unpack(q + h * nb * quant_bytes, s + h * nb * scale_bytes, w1, w1 + nb * 512, w1 + nb * 576, nb)
+            b0 = q + g * nb * quant_bytes if bytes_already else w0
+            b1 = q + (g + 1) * nb * quant_bytes if bytes_already else w1
             for t in range(tiles):
                 for part in range(0, SLOTS, GEMM_TOKENS):
                     xq = acts + t * tile_bytes + part * 4
@@ -232,9 +238,9 @@ def _unpacked(unpack, gemm, quant_bytes, scale_bytes):
                     xs = xd + nb * 4 * SLOTS
                     xh = xs + nb * 4 * SLOTS
                     out = y + (t * SLOTS + part) * stride
-                    acc = biased(gemm(W_GEMM, w0, w0 + nb * 512, w0 + nb * 576, xq, xd, xs, xh, nb), bias, g)
+                    acc = biased(gemm(W_GEMM, b0, w0 + nb * 512, w0 + nb * 576, xq, xd, xs, xh, nb), bias, g)
                     if each == 2:
-                        up = biased(gemm(W_GEMM, w1, w1 + nb * 512, w1 + nb * 576, xq, xd, xs, xh, nb), bias, g + 1)
+                        up = biased(gemm(W_GEMM, b1, w1 + nb * 512, w1 + nb * 576, xq, xd, xs, xh, nb), bias, g + 1)
                         finish_pair(acc, up, out + g * 32, stride, mode, tmp)
                     else:
                         finish(W_GEMM, acc, out + g * 64, stride, mode, tmp)
@@ -269,22 +275,23 @@ def _direct(dot, quant_bytes, scale_bytes):
     return direct
 
 
-def make_matmul(dot, unpack, gemm, quant_bytes, scale_bytes):
+def make_matmul(dot, unpack, gemm, quant_bytes, scale_bytes, bytes_already=False):
     """The matmul kernel of a format.
 
     dot(W, q, s, xq, xd, xs, xh, nb) -> tile: 16 rows, straight from packed quants q and scales s
     unpack(q, s, w, d, m, nb): the same group as bytes w and vectors d, m
     gemm(W, w, d, m, xq, xd, xs, xh, nb) -> tile: from those
     quant_bytes, scale_bytes: bytes of 16 rows x 32 values in the two streams (a format with blocks of 256 divides)
-    Without unpack and gemm the packed bits are bytes already, and serve any number of tokens.
+    bytes_already: the packed quants are the bytes w, and serve any number of tokens; unpack makes d alone, which pays where
+        tiles are narrow.
     """
-    straight = unpack is None
+    straight = bytes_already and not narrow()
     direct = _direct(dot, quant_bytes, scale_bytes)
-    direct4 = _direct(_dot_by_halves(dot), quant_bytes, scale_bytes) if straight else direct
+    direct4 = _direct(_dot_by_halves(dot), quant_bytes, scale_bytes) if bytes_already else direct
     if straight:
         unpacked = _nothing
     else:
-        unpacked = _unpacked(unpack, gemm, quant_bytes, scale_bytes)
+        unpacked = _unpacked(unpack, gemm, quant_bytes, scale_bytes, bytes_already)
 
     def matmul(step, state, ith, nth):
         m = field(state, STATE_N_OUT) if field(step, ROWS) != 0 else field(state, STATE_N)

@@ -18,7 +18,18 @@ from ..runtime.memory import (
     store_u8,
     store_u16,
 )
-from ..runtime.simd import bits, centred, high_nibble, load_f16, load_i32, low_nibble, or_i, store_f32, store_i32, to_f32
+from ..runtime.simd import (
+    bits,
+    centred,
+    high_nibble,
+    load_f16,
+    load_i32,
+    low_nibble,
+    or_i,
+    store_f32,
+    store_i32,
+    to_f32,
+)
 from ..runtime.tile import slots_of, tile_dot, tile_scale, tile_start2, tile_zero_f
 from ..runtime.vec import native
 from .embed import make_embed

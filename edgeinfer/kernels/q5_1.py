@@ -13,6 +13,7 @@ from .matmul import gemm_with_min, make_matmul
 from .pack import make_pack
 from .q4_1 import EIGHTH
 from .q5_0 import five_unpacker, pack_five, sum_five
+
 unpack_five = five_unpacker(centred(0))
 
 

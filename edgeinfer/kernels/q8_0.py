@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from ..runtime.memory import load_half, load_s8, load_s32, load_u16, store_float, store_s32, store_u16
-from ..runtime.simd import signed_form
+from ..runtime.simd import load_f16, signed_form, store_f32, to_f32
 from ..runtime.tile import rows_f16, slots_of, tile_scale, tile_start_signed, tile_zero_f
 from ..runtime.vec import native
 from .embed import make_embed
-from .matmul import make_matmul, sum_signed
+from .matmul import gemm_signed, make_matmul, sum_signed
 from .pack import make_pack
 
 
@@ -21,6 +21,12 @@ def dot(W, q, s, xq, xd, xs, xh, nb):
         a = sum_signed(tile_start_signed(W, xs + b * 4 * S), W, q + b * 512, xq + b * 32 * S, S)
         acc = tile_scale(acc, a, rows_f16(W, s, b * 32), xd + b * 4 * S)
     return acc
+
+
+@native
+def unpack_scales(q, s, w, d, m, nb):
+    for b in range(nb):
+        store_f32(d, b * 64, to_f32(load_f16(s, b * 32)))
 
 
 def pack_block(source, q, s, r):
@@ -36,7 +42,7 @@ def decode_block(source, x, scale):
 
 
 KERNELS = {
-    "matmul.q8_0": make_matmul(dot, None, None, 512, 32),
+    "matmul.q8_0": make_matmul(dot, unpack_scales, gemm_signed, 512, 32, bytes_already=True),
     "pack.q8_0": make_pack(pack_block, 34, 1, 512, 32),
     "embed.q8_0": make_embed(decode_block, 34, 32),
 }

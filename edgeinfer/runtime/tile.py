@@ -4,7 +4,7 @@ A Width(T, slots) says how many tokens are computed together and how many the ac
 loads read token t of quad v at address + v*4*slots + t*4.
 
 NARROW is the tile of several tokens for CPUs with 32 registers of 16 bytes (ARM): 8 of a group's 16 rows by 4 tokens, so
-that integer and float accumulators fit. There conversion to float would cost as much as four products, so integer sums are
+that integer and float accumulators fit. There a conversion to float costs as much as two products, so integer sums are
 held with BASE added: their bits are the float BASE + sum, and taking BASE away is exact while a sum is below 2^22.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 from llvmlite import ir
 from numba import types
 
-from .simd import FX, IX, biased, emit_dot, emit_fma, emit_to_f32, f32x16, i32x16, signed_sides
+from .simd import FX, biased, emit_dot, emit_fma, emit_to_f32, f32x16, signed_sides
 from .vec import (
     ADDRESS,
     ELEMENTS,
@@ -61,7 +61,7 @@ def _token_splats(b, address, count, element, n, change=_same):
 
     ARM's products take one of four lanes of a register, so one load serves four tokens there.
     """
-    if not (narrow() and count == 4):
+    if not (narrow() and count in (2, 4)):
         return [change(b, splat(b, load_scalar(b, address, 4 * i, element), n)) for i in range(count)]
     words = change(b, b.load(pointer(b, address, 0, ir.VectorType(element, count)), align=1))
     lanes = [ir.Constant(ir.VectorType(I32, n), [i] * n) for i in range(count)]
@@ -99,7 +99,7 @@ def _zero_i(w):
 
 
 def _bases(b, t):
-    """Vectors of BASE, loaded: products have the vector units to themselves, while loads have time.
+    """Vectors of BASE, loaded: the vector units are busy with products, the load units are not.
 
     The address is hidden from the optimizer, which would else copy one register into all of them.
     """
