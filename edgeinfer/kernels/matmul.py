@@ -103,15 +103,15 @@ def finish_pair(gate, up, y, stride, mode, tmp):
 
 def _sum_bytes(dot):
     @native
-    def quad(acc, W, w, x, S, v):
-        return dot(acc, rows_i32(W, w, v * 64), x + v * 4 * S)
-
-    @native
     def run(acc, W, w, x, S):
         """acc += 32 bytes of W's rows times 32 activations of T tokens."""
         for v in range(8):
-            acc = quad(acc, W, w, x, S, v)
+            acc = dot(acc, rows_i32(W, w, v * 64), x + v * 4 * S)
         return acc
+
+    @native
+    def quad(acc, W, w, x, S, v):
+        return dot(acc, rows_i32(W, w, v * 64), x + v * 4 * S)
 
     @native
     def unrolled(acc, W, w, x, S):
