@@ -203,14 +203,14 @@ def _gemm_by_halves(gemm):
 
 
 def _dot_by_halves(dot):
-    """A dot of bytes and f16 scales, 16 rows of each, 8 at a time where tiles are narrow."""
+    """A dot of bytes and f16 scales, 16 rows of each, 8 at a time."""
 
     @native
     def both(W, q, s, xq, xd, xs, xh, nb):
         low = dot(NARROW, q, s, xq, xd, xs, xh, nb)
         return tile_join(low, dot(NARROW, q + 32, s + 16, xq, xd, xs, xh, nb))
 
-    return both if narrow() else dot
+    return both
 
 
 def _unpacked(unpack, gemm, quant_bytes, scale_bytes, bytes_already):
@@ -287,7 +287,7 @@ def make_matmul(dot, unpack, gemm, quant_bytes, scale_bytes, bytes_already=False
     """
     straight = bytes_already and not narrow()
     direct = _direct(dot, quant_bytes, scale_bytes)
-    direct4 = _direct(_dot_by_halves(dot), quant_bytes, scale_bytes) if bytes_already else direct
+    direct4 = _direct(_dot_by_halves(dot), quant_bytes, scale_bytes) if bytes_already and narrow() else direct
     if straight:
         unpacked = _nothing
     else:
