@@ -23,6 +23,7 @@ _DRIFT = 0.03  # of each number from one forward to the next, relative
 _CLIP = (-0.6, 1.0)  # a measurement further off than this, relative to what was expected, counts as this far off
 _LEAST = 1e-4  # of its guess that a number never falls below
 _COLD = 4  # forwards at first of which one may have been slow for reasons of its own: memory touched for the first time
+_OVER = 1.5  # of its budget that a whole tile may take: part of one reads a prompt more slowly
 _EDGES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
 
 Numbers = tuple[float, float, float, float]
@@ -95,28 +96,25 @@ class CostModel:
     def fit(self, budget_s: float, first: int, most: int, *, rows: int = 0, looks: int = 0, spans: int = 0) -> int:
         """How many rows from position `first` on fit into a forward of budget_s that has others already.
 
-        The whole is a multiple of GRAIN where that is within the budget, else what fits of one tile; half a tile at least
+        The whole is a multiple of GRAIN where that is near the budget, else what fits of one tile; half a tile at least
         comes out even where that is over it, and never more than `most`. A size twice any that was measured is not tried,
         so that a first guess cannot be far off.
         """
         most = min(most, max(GRAIN, max(START_ROWS, 2 * self.most_rows) - rows))
         if not self.known:
             return max(1, min(most, START_ROWS - rows % GRAIN))
+
+        def over(n: int, budget_s: float) -> bool:
+            return self.seconds(rows + n, looks + looks_of(first, n), spans + first) > budget_s
+
         fill = -rows % GRAIN  # rows that make the others a whole tile
-        least = fill if fill >= GRAIN // 2 else fill + GRAIN
-        if rows == 0:
-            least = GRAIN
-        whole = least
+        whole = least = fill + GRAIN * (fill < GRAIN // 2)
         if rows + least <= GRAIN:  # within one tile fewer rows cost less
             fewest = GRAIN // 2 - bool(rows)
-            while (
-                least > fewest and self.seconds(rows + least, looks + looks_of(first, least), spans + first) > budget_s
-            ):
+            while least > fewest and over(least, _OVER * budget_s):
                 least -= 1
         sizes = range(least, most + 1, GRAIN) if least == whole else [least]
-        fits = bisect_left(
-            sizes, True, key=lambda n: self.seconds(rows + n, looks + looks_of(first, n), spans + first) > budget_s
-        )
+        fits = bisect_left(sizes, True, key=lambda n: over(n, budget_s))
         return max(1, min(sizes[fits - 1] if fits else least, most))
 
     def figures(self) -> dict[str, float]:

@@ -48,7 +48,8 @@ def test_a_fit_keeps_to_its_budget(others: int) -> None:
     assert truth(n + others + 16, 0) > 0.036
     least = {0: 4, 1: 3, 5: 11, 16: 8}  # half a tile, or others' tiles are filled
     assert cost.fit(0.0, 0, 512, rows=others) == least[others]
-    assert cost.fit(truth(6, 0), 0, 512, rows=1) in (4, 5, 6)  # of one tile what fits
+    assert cost.fit(truth(8, 0) / 1.3, 0, 512, rows=1) == 7  # a whole tile, a little over it
+    assert cost.fit(truth(6, 0) / 1.5, 0, 512, rows=1) in (4, 5, 6)  # of one tile what is near it
     assert cost.fit(10.0, 0, 512) == 256  # nor twice what was ever tried
     assert cost.fit(10.0, 0, 100) == 96
 
