@@ -75,6 +75,13 @@ def work_at(tmp, head_dim):
 
 
 @native
+def partial_at(step, kv_head, block, blocks, group, row):
+    """Of one token: what a block gives a row of a KV head: m, l, then o, in (16 + head_dim) floats."""
+    size = (16 + field(step, HEAD_DIM)) * 4
+    return field(step, PARTIAL) + ((kv_head * blocks + block) * group + row) * size
+
+
+@native
 def exp_scalar(x):
     """e^x by the vector function, so that every path rounds alike."""
     return top_f(exp_f(splat_f(x)))
