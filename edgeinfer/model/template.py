@@ -38,7 +38,7 @@ class ChatTemplate:
     source: str
 
     def __init__(
-        self, source: str, tokenizer: Tokenizer, *, tool_source: str | None = None, max_seconds: float = 0.8
+        self, source: str, tokenizer: Tokenizer, *, tool_source: str | None = None, max_seconds: float = 0.6
     ) -> None:
         """`tool_source` is used instead where tools are given; `max_seconds` of work bound a rendering of a short chat."""
         self.source = source
