@@ -202,40 +202,15 @@ def _overlap(text: str, mark: str) -> int:
     return next((n for n in range(min(len(text), len(mark) - 1), 0, -1) if mark.startswith(text[-n:])), 0)
 
 
-class Channels(Splitter):
-    """Thinking and answer in channels, as gpt-oss writes them: <|channel|>NAME<|message|>TEXT<|end|>.
+class _Messages(Splitter):
+    """Thinking and answer in messages, each with a head that is read before its text."""
 
-    The channel "analysis" is thinking. What is addressed to somebody (a call of a tool) stays in the answer with its
-    head, so that nothing of it is lost.
-    """
-
-    def __init__(self, thinking: Thinking, *, opened: bool, budget: int | None = None, optional: bool = True) -> None:
-        super().__init__(thinking, opened=opened, budget=budget, optional=optional)
-        self._head: str | None = None  # of a message, while it is read
-
-    def _starts(self) -> frozenset[int]:
-        return frozenset({self._marks[CHANNELS[0]]})  # an answer has a channel, too
+    _head: str | None = None  # of a message, while it is read
 
     @property
     def settled(self) -> bool:
         """As of any splitter; a head is read before its message."""
         return super().settled and self._head is None
-
-    def _pass(self, mark: str) -> None:
-        channel, message, _, start = CHANNELS
-        if mark == message:
-            head = (self._head or "").strip().removeprefix("assistant").lstrip()
-            name = head.partition(channel)[2]
-            self._turn(name.strip().startswith("analysis"))
-            self._head = None
-            if "to=" in head and not self._constrained:
-                self._held, self._fresh = head + message, False
-        elif mark in (channel, start):
-            self._turn(False)
-            self._head = (self._head or "") + (mark if mark == channel else "")
-        else:
-            self._turn(False)
-            self._head = ""
 
     def _text(self, text: str) -> tuple[str, str]:
         if self._head is not None:
@@ -255,7 +230,34 @@ class Channels(Splitter):
         return (ready, "") if self.thinking else ("", ready)
 
 
-class Headed(Splitter):
+class Channels(_Messages):
+    """Thinking and answer in channels, as gpt-oss writes them: <|channel|>NAME<|message|>TEXT<|end|>.
+
+    The channel "analysis" is thinking. What is addressed to somebody (a call of a tool) stays in the answer with its
+    head, so that nothing of it is lost.
+    """
+
+    def _starts(self) -> frozenset[int]:
+        return frozenset({self._marks[CHANNELS[0]]})  # an answer has a channel, too
+
+    def _pass(self, mark: str) -> None:
+        channel, message, _, start = CHANNELS
+        if mark == message:
+            head = (self._head or "").strip().removeprefix("assistant").lstrip()
+            name = head.partition(channel)[2]
+            self._turn(name.strip().startswith("analysis"))
+            self._head = None
+            if "to=" in head and not self._constrained:
+                self._held, self._fresh = head + message, False
+        elif mark in (channel, start):
+            self._turn(False)
+            self._head = (self._head or "") + (mark if mark == channel else "")
+        else:
+            self._turn(False)
+            self._head = ""
+
+
+class Headed(_Messages):
     """Thinking and answer in messages whose head says which they are (`model.thinking.Heads`).
 
     What is neither (a call of a tool) stays in the answer with its head, so that nothing of it is lost.
@@ -265,16 +267,10 @@ class Headed(Splitter):
         super().__init__(thinking, opened=opened, budget=budget, optional=optional)
         assert self._format.heads is not None
         self._heads = self._format.heads
-        self._head: str | None = None  # of a message, while it is read
 
     def _starts(self) -> frozenset[int]:
         # an answer has a mark of its own, too, where the prompt leaves the choice to the next token
         return frozenset(self._marks[mark] for mark in self._heads.bodies[:2] if len(self._heads.bodies) > 1)
-
-    @property
-    def settled(self) -> bool:
-        """As of any splitter; a head is read before its message."""
-        return super().settled and self._head is None
 
     def flush(self) -> tuple[str, str]:
         """No text follows: what was held back. What looked like a head, and no mark came before or behind it, is text."""
@@ -293,20 +289,3 @@ class Headed(Splitter):
         self._head = None
         if not self.thinking and not self._constrained and re.search(self._heads.plain, whole) is None:
             self._held, self._fresh = whole, False
-
-    def _text(self, text: str) -> tuple[str, str]:
-        if self._head is not None:
-            self._head += text
-            return "", ""
-        if self._fresh and self._begun and not self._held:
-            text = text.lstrip()
-        ready, self._held = self._held + text, ""
-        begins = ready.lstrip()
-        if not self._begun and (begins.startswith("to=") or "to=".startswith(begins)):
-            self._held = ready  # perhaps addressed to somebody
-            if begins.startswith("to="):
-                self._head, self._held = ready, ""
-            return "", ""
-        if ready:
-            self._fresh, self._begun = False, True
-        return (ready, "") if self.thinking else ("", ready)

@@ -31,7 +31,6 @@ from .attention_rows import (
     finish_row,
     merge,
     partial_at,
-    visible,
     work_at,
 )  # fmt: skip
 from .attention_sweep import WIDE_ROWS, make_sweep
@@ -39,12 +38,19 @@ from .layout import BLOCK, share_start, thread_memory
 
 
 @native
-def tile_blocks(step, run, group, first, count):
+def seen(step, run, group, first, count):
     """The first and last + 1 position that rows first .. first+count of a run see."""
     last = field(run, RUN_POSITION) + (first + count - 1) // group + 1
     window = field(step, WINDOW)
     start = field(run, RUN_POSITION) + first // group + 1 - window if window > 0 else 0
     return max(start, 0), last
+
+
+@native
+def blocks_seen(step, run, group, first, count):
+    """The number of blocks in which those positions lie."""
+    lo, hi = seen(step, run, group, first, count)
+    return (hi + BLOCK - 1) // BLOCK - lo // BLOCK
 
 
 def make_attention(kv):
@@ -67,16 +73,10 @@ def make_attention(kv):
             many = SWEEP_SLOTS // heads * WIDE_ROWS
             for row in range(first, whole, many):
                 count = min(many, whole - row)
-                lo, hi = tile_blocks(step, run, group, row, count)
+                lo, hi = seen(step, run, group, row, count)
                 b1 = (hi + BLOCK - 1) // BLOCK
                 for h in range(h0, h1, heads):
                     sweep_rows(step, state, run, row, count, h, min(h + heads, h1), lo // BLOCK, b1, 0, tmp, work)
-
-    @native
-    def tile_weight(step, run, group, first, rows):
-        """The blocks that a tile sees."""
-        lo, hi = tile_blocks(step, run, group, first, min(WIDE_ROWS, rows - first))
-        return (hi + BLOCK - 1) // BLOCK - lo // BLOCK
 
     @native
     def weight(step, run, group):
@@ -84,7 +84,7 @@ def make_attention(kv):
         rows = field(run, RUN_COUNT) * group
         total = 0
         for first in range(0, rows, WIDE_ROWS):
-            total += tile_weight(step, run, group, first, rows)
+            total += blocks_seen(step, run, group, first, min(WIDE_ROWS, rows - first))
         return total
 
     def attention(step, state, ith, nth):
@@ -122,7 +122,7 @@ def make_attention(kv):
                             first = row + WIDE_ROWS
                         if tile < end:
                             stop = min(row + WIDE_ROWS, rows)
-                        tile += tile_weight(step, run, group, row, rows)
+                        tile += blocks_seen(step, run, group, row, min(WIDE_ROWS, rows - row))
                 sweep_tiles(step, state, run, 0, rows, whole, h, tmp, work)
                 sweep_tiles(step, state, run, first, stop, h, min(h + 1, n_kv), tmp, work)
                 whole = h + 1
@@ -132,7 +132,7 @@ def make_attention(kv):
         n_kv = field(step, N_KV)
         group = field(step, N_HEAD) // n_kv
         run = field(state, STATE_RUNS)
-        _lo, _hi, blocks = visible(step, run)
+        blocks = blocks_seen(step, run, group, 0, 1)
         tmp = thread_memory(state, ith) + field(step, TMP)
         work = work_at(tmp, field(step, HEAD_DIM))
         unit = share_start(n_kv * blocks, ith, nth)
@@ -157,7 +157,7 @@ def attention_merge(step, state, ith, nth):
     head_dim = field(step, HEAD_DIM)
     group = n_head // field(step, N_KV)
     run = field(state, STATE_RUNS)
-    _lo, _hi, blocks = visible(step, run)
+    blocks = blocks_seen(step, run, group, 0, 1)
     record = thread_memory(state, ith) + field(step, TMP)
     o = record + 64
     for head in range(share_start(n_head, ith, nth), share_start(n_head, ith + 1, nth)):

@@ -189,12 +189,3 @@ def finish_row(o, total, out, head_dim):
     inverse = splat_f(f4(1.0) / total)
     for d in range(0, head_dim * 4, 64):
         store_f32(out, d, mul_f(load_f32(o, d), inverse))
-
-
-@native
-def visible(step, run):
-    """First and last + 1 position that the run's first token sees, and the number of blocks between."""
-    hi = field(run, RUN_POSITION) + 1
-    window = field(step, WINDOW)
-    lo = max(hi - window, 0) if window > 0 else 0
-    return lo, hi, (hi + BLOCK - 1) // BLOCK - lo // BLOCK

@@ -6,13 +6,13 @@ import numpy as np
 
 from ..formats.iq4_nl import VALUES
 from ..runtime.memory import load_half, load_u8, store_float
-from ..runtime.simd import high_nibble, load_f16, load_i32, lookup, low_nibble, store_f32, store_i32, to_f32
+from ..runtime.simd import high_nibble, load_f16, load_i32, lookup, low_nibble, store_f32, to_f32
 from ..runtime.tile import slots_of, tile_dot_signed, tile_scale, tile_start_signed, tile_zero_f
 from ..runtime.vec import native
 from .embed import make_embed
 from .matmul import gemm_signed, make_matmul
 from .pack import make_pack
-from .q4_0 import pack_block
+from .q4_0 import nibble_unpacker, pack_block
 
 
 def make_table(values, scale_of):
@@ -33,13 +33,7 @@ def make_table(values, scale_of):
             acc = tile_dot_signed(acc, find(high_nibble(w)), x + (v + 4) * 4 * slots)
         return acc
 
-    @native
-    def spread(q, w):
-        """256 bytes of nibbles to 512 bytes in the form of the signed product."""
-        for v in range(4):
-            x = load_i32(q, v * 64)
-            store_i32(w, v * 64, find(low_nibble(x)))
-            store_i32(w, 256 + v * 64, find(high_nibble(x)))
+    spread = nibble_unpacker(find)  # in the form of the signed product
 
     @native
     def entry(i):

@@ -25,6 +25,7 @@ from edgeinfer.model.weights import Weights
 from edgeinfer.profile.pairs import compare_files, draft_pair
 from edgeinfer.profile.summary import summarize
 from edgeinfer.profile.tensor_bytes import tensor_blocks
+from tests.memory import memory_mb, reset_peak
 
 __all__ = ["MAX_MB", "MAX_SECONDS", "Finding", "Judge", "load_all"]
 
@@ -90,14 +91,6 @@ def load_all(path: Path) -> list[str]:
     return outcome
 
 
-def _memory_mb(name: str) -> float:
-    """VmRSS (now) or VmHWM (the most since it was reset) of this process."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) / 1024
-    raise RuntimeError(f"/proc/self/status has no {name}")
-
-
 class Judge:
     """Runs files one after the other and keeps the worst of each measure; raises Finding where one breaks the bar."""
 
@@ -111,14 +104,14 @@ class Judge:
         """Judge one file; the outcome of `load_all`."""
         self.path.write_bytes(raw)
         # The peak of this file alone: a guided fuzzer keeps thousands of files in this process's memory.
-        Path("/proc/self/clear_refs").write_text("5")
-        before = _memory_mb("VmRSS")
+        reset_peak()
+        before = memory_mb("VmRSS")
         start = time.process_time()
         try:
             outcome = load_all(self.path)
         except Exception as error:
             raise Finding(f"{type(error).__name__}: {error}") from error
-        took, grown = time.process_time() - start, _memory_mb("VmHWM") - before
+        took, grown = time.process_time() - start, memory_mb("VmHWM") - before
         self.n_runs += 1
         self.n_opened += len(outcome) > 1
         self.n_loaded += len(outcome) > 1 and not any(outcome)

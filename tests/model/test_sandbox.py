@@ -6,12 +6,12 @@ import gc
 import resource
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
 from edgeinfer.errors import TemplateError
 from edgeinfer.model.template import ChatTemplate
+from tests.memory import memory_mb, reset_peak
 from tests.template_attacks import BOUNDED, GROWN, REFUSED, grown
 from tests.tiny_tokenizers import bpe
 
@@ -20,20 +20,12 @@ ALL = {**REFUSED, **BOUNDED}
 HUNGRY = ("loops in loops", "in loop", "set blocks nested", "text nested root", "dag compare small")
 
 
-def _memory_mb(name: str) -> float:
-    """VmRSS or VmHWM of this process."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(name):
-            return int(line.split()[1]) / 1024
-    raise AssertionError(name)
-
-
 def attack(source: str, **limit: float) -> tuple[TemplateError | None, float, float]:
     """What a template ends with, the seconds of work and the MB of memory that it took from its source on."""
     gc.collect()
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak is that of what comes now
-        before = _memory_mb("VmRSS")
+        reset_peak()  # the peak is that of what comes now
+        before = memory_mb("VmRSS")
     except OSError:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     error, start = None, time.thread_time()
@@ -41,7 +33,7 @@ def attack(source: str, **limit: float) -> tuple[TemplateError | None, float, fl
         ChatTemplate(source, bpe(), **limit).render(MESSAGES)
     except TemplateError as caught:
         error = caught
-    return error, time.thread_time() - start, _memory_mb("VmHWM") - before
+    return error, time.thread_time() - start, memory_mb("VmHWM") - before
 
 
 @pytest.mark.parametrize("name", ALL)
