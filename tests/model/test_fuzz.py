@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import re
 import subprocess
@@ -140,8 +141,10 @@ def test_what_breaks_the_bar_is_a_finding(judge: Judge, sound: list[bytes], monk
         return []
 
     def swell(path: Path) -> list[str]:
-        return [""] * len(bytearray(b"x") * (205 << 20) and b"x")
+        return [""] * len(bytearray(b"x") * (400 << 20) and b"x")
 
+    # What earlier tests left in reference cycles must not be freed in the middle: it would hide as much of the growth.
+    gc.collect()
     mine = Judge(judge.path)
     mine(sound[0])
     with monkeypatch.context() as patch:
@@ -152,7 +155,7 @@ def test_what_breaks_the_bar_is_a_finding(judge: Judge, sound: list[bytes], monk
         with pytest.raises(Finding, match="of CPU time"):
             mine(sound[0])
         patch.setattr("tests.fuzz.target.load_all", swell)
-        with pytest.raises(Finding, match=r"grew by 2[01]\d MB"):
+        with pytest.raises(Finding, match=r"grew by [34]\d\d MB"):
             mine(sound[0])
     kept = bytearray(b"x") * (201 << 20)  # of the process, not of the file
     mine(sound[0])
