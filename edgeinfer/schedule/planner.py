@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .admission import Ledger, Line
+from .company import Company
 from .cost import GRAIN, CostModel, looks_of
 from .options import ScheduleSettings
 from .sharing import Sharing, Way
@@ -28,6 +29,7 @@ MAX_WAIT_S = 0.026  # of a prompt's forward while nobody reads an answer, where 
 MAX_CHUNK_S = 0.25  # where it can; half of it on a part of the threads, since the others may be out of work by then
 GAP_S, BUSY_GAP_S = 0.014, 0.026  # that nobody minds; while prompts wait in line for each other
 GAPS, BUSY_GAPS = 3.2, 3.8  # the same, in usual gaps of one stream, where those are longer
+LEAST_PART = 0.3  # of the time of a chunk on a part of the threads: what a shorter one may take where that fits better
 MOST_ROWS = 128  # of a chunk: what more of them compute on leaves the nearest caches, and each row takes longer
 LEAST_GAPS = 1.5  # in usual gaps of all streams that are answering: or prompts would hardly be read beside them
 
@@ -64,6 +66,8 @@ class Planner:
         self.max_reading = self.max_writing = 0
         self._costs: dict[tuple[int, bool], CostModel] = {}  # by threads, and whether the other lane runs too
         self._overhead_s = 0.0  # of a step beside its forward: sampling, text, queues
+        self.company = Company(self._together_s, self._read_s, lambda: self._gap_s(GAP_S, GAPS))
+        self._now = 0.0  # clock reading when the last forward ended
         self._last_step: float | None = None  # clock reading when the last step of the answers ended
 
     # ---- coming in --------------------------------------------------------------------------------------------------
@@ -130,6 +134,7 @@ class Planner:
         """Let a stream come in again, at its old place in line, with another session."""
         self.leave(stream)
         stream.evicted = stream.moved = False
+        stream.held_since = None
         self.line.back(stream)
 
     def leaving(self) -> list[Stream]:
@@ -162,10 +167,9 @@ class Planner:
         return work
 
     def _plan_prefill(self) -> Work | None:
-        ready = [s for s in self.reading if not s.in_flight]
+        ready, other, way = self._ready(), self.running.get("decode", 0), self._way()
         if not ready:
             return None
-        other, way = self.running.get("decode", 0), self._way()
         if not self.writing or way.name == "whole":
             if other:
                 self.waits.add("prefill")
@@ -180,8 +184,17 @@ class Planner:
             self.waits.add("prefill")
             return None
         work = Work("prefill", way.n_prefill, [], way)
-        self._add_chunk(work, ready, self.max_part_s)
+        self._add_chunk(work, ready, self._part_s())
         return work
+
+    def _part_s(self) -> float:
+        """How long a chunk on a part of the threads may take: an equal share of the time until all threads are free.
+
+        Or the answers' threads would have nothing to do until a chunk that began late has ended as well.
+        """
+        left_s = max(s.n_most - len(s.answer) for s in self.writing) * self._together_s(self.writing)
+        n_chunks = math.ceil(left_s / self.max_part_s)
+        return max(left_s / n_chunks, LEAST_PART * self.max_part_s) if n_chunks else self.max_part_s
 
     def _plan_decode(self) -> Work | None:
         if not self.writing:
@@ -200,9 +213,17 @@ class Planner:
         looks = sum(s.n_held for s in self.writing)
         work = Work("decode", n_threads, pieces, way if both else None, len(pieces), len(pieces), looks, looks)
         if both and way.name == "ride":
-            ready = [s for s in self.reading if not s.in_flight]
-            self._add_chunk(work, ready, self.target_gap_s() - self._overhead_s)
+            self._add_chunk(work, self._ready(), self.target_gap_s() - self._overhead_s)
         return work
+
+    def _ready(self) -> list[Stream]:
+        """Prompts that may be read on now, in order."""
+        return self.company.ready(self.reading, self.writing, self._splits, self._now)
+
+    @property
+    def _splits(self) -> bool:
+        """Whether it is settled that answers have cores of their own."""
+        return self.sharing.way.name == "split" and not self.sharing.measuring
 
     @property
     def busy(self) -> bool:
@@ -233,6 +254,8 @@ class Planner:
                 n = min(n, n_out)
             elif 0 < stream.n_todo - n < GRAIN and n >= 2 * GRAIN:
                 n -= GRAIN  # rather than leave a few rows that cost as much as a tile
+            if n == stream.n_todo and self._splits:
+                n -= self.company.held_rows(stream, n, self.reading, self.writing, self._now)
             last = n == stream.n_todo
             n_rows = n if stream.wants_all_rows else int(last)
             if n < 1 or n_rows > n_out:
@@ -259,6 +282,19 @@ class Planner:
         looks = sum(s.n_held for s in streams)
         return self._cost(n_threads, shared).seconds(max(1, len(streams)), looks, looks)
 
+    def _together_s(self, streams: list[Stream]) -> float:
+        """What the decode lane's step of these streams is expected to take when all that they hold now is read."""
+        looks = sum(s.n_held + s.n_todo for s in streams)
+        return self._cost(self.sharing.way.n_decode, True).seconds(len(streams), looks, looks)
+
+    def _read_s(self, stream: Stream) -> float:
+        """What the rest of a prompt is expected to take on all threads."""
+        n = min(stream.n_todo, MOST_ROWS)
+        last = stream.n_held + stream.n_todo
+        middle = (stream.n_held + last) // 2
+        chunk_s = self._cost(self.n_threads, False).seconds(n, looks_of(middle, n), middle)
+        return chunk_s * stream.n_todo / max(n, 1)
+
     # ---- what forwards taught ---------------------------------------------------------------------------------------
 
     def usual_gap_s(self) -> float:
@@ -267,15 +303,19 @@ class Planner:
 
     def target_gap_s(self) -> float:
         """The gap that chunks are cut for."""
+        least, gaps = (BUSY_GAP_S, BUSY_GAPS) if self.busy else (GAP_S, GAPS)
+        return self._gap_s(least, gaps)
+
+    def _gap_s(self, least: float, gaps: float) -> float:
         if self.options.target_gap_s is not None:
             return self.options.target_gap_s
-        least, gaps = (BUSY_GAP_S, BUSY_GAPS) if self.busy else (GAP_S, GAPS)
         one = self._step_s(self.writing[:1], self.n_threads) + self._overhead_s
         return max(least, gaps * one, LEAST_GAPS * self.usual_gap_s())
 
     def done(self, work: Work, started: float, seconds: float, now: float) -> None:
         """A forward has ended and its rows were used: learn from it, and sort its streams to where they go on."""
         self.release(work)
+        self._now = now
         if seconds > 0:
             self._cost(work.n_threads, work.shares).note(work.rows, work.looks, seconds, work.spans)
         gap = None

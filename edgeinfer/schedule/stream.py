@@ -116,6 +116,8 @@ class Stream:
         self.place = (0.0, 0)  # in the line of those who wait, and among those whose prompts are read
         self.session: Session | None = None  # its sequence, while it has one
         self.reserved = 0  # pages
+        self.held_since: float | None = None  # clock reading since which its last rows wait for company
+        self.was_held = False  # or was looked at for that: once only
         self.in_flight = False  # a running forward holds some of its tokens
         self.cancelled = False  # set from anywhere; looked at between forwards
         self.doom: BaseException | None = None  # an error that ends it as soon as it is at rest
