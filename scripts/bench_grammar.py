@@ -38,7 +38,11 @@ number ::= "-"? [1-9] [0-9]{0,6}
 KINDS: dict[str, dict[str, Any]] = {
     "nothing": {"ignore_eos": True},
     "JSON schema": {"json_schema": SCHEMA},
-    "regex": {"regex": r"([A-Z][a-z]{1,12} ){200}"},
+    "regex: dates": {
+        "regex": r"(19|20)\d\d-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])(, (19|20)\d\d-(0[1-9]|1[0-2])-\d\d){40}"
+    },
+    "regex: a list": {"regex": r"(\d+\. [A-Z][A-Za-z .'-]{2,40}\n){60}"},
+    "regex: capitals": {"regex": r"([A-Z][a-z]{1,12} ){200}"},
     "GBNF": {"grammar": GBNF},
 }
 N_TOKENS = 80
@@ -88,7 +92,7 @@ def main(model: str = "gemma3-270m", rounds: str = "5") -> None:
     for kind in KINDS:
         here, share = statistics.median(token[kind]), statistics.median(sampler[kind])
         print(
-            f"{kind:12} {here:7.2f} ms a token ({100 * (here / base - 1):+5.1f} %), the sampler's processor time "
+            f"{kind:15} {here:7.2f} ms a token ({100 * (here / base - 1):+5.1f} %), the sampler's processor time "
             f"{share:6.3f} ms ({share - base_sampler:+.3f} ms: {100 * (share - base_sampler) / base:+.1f} % of a token)"
         )
 

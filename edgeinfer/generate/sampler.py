@@ -28,7 +28,7 @@ __all__ = ["Constraint", "Sampler"]
 
 _Edit = Callable[[NDArray[np.int64], NDArray[np.float64]], NDArray[np.float64]]
 _MOST_MISSES = 4  # in a row that are counted
-_FIRST_ASKED, _MOST_ASKED = 16, 128  # tokens that a grammar is asked about one by one, of which half must fit; at most
+_ROUND, _MOST_ASKED = 16, 192  # tokens that a grammar is asked about one by one in a round, and at most
 _EDITS = ("penalties", "dry")  # samplers that change logits and drop none
 
 
@@ -283,7 +283,7 @@ class Sampler:
     def _fitting(self, logits: Logits, i: int, k: int, step: int) -> Candidates | None:
         """The k largest that the grammar allows, asked about one by one; None where its mask is the quicker way.
 
-        One question takes a microsecond, a mask hundreds of them or, for wide classes of characters, thousands. Where
+        One question takes 3 us, a mask of 262,144 tokens 100 us, or 700 for wide classes of characters. Where
         questions were in vain, none are asked for some steps, twice as many each time.
         """
         if self._grammar is None or not 1 <= k <= _MOST_ASKED:
@@ -291,7 +291,7 @@ class Sampler:
         if self._skips:
             self._skips -= 1
             return None
-        ranked = self._largest(logits, i, min(2 * k + _FIRST_ASKED, self._n_vocab), step)
+        ranked = self._largest(logits, i, min(_MOST_ASKED, self._n_vocab), step)
         places: list[int] = []
         for place, token in enumerate(ranked.ids.tolist()):
             if self._grammar.allows(token):
@@ -300,8 +300,9 @@ class Sampler:
                     ranked.keep(np.array(places), in_order=True)
                     self._misses = 0
                     return ranked
-            if place + 1 == _FIRST_ASKED and len(places) < _FIRST_ASKED // 2:
-                break
+            n_asked = place + 1
+            if n_asked % _ROUND == 0 and n_asked * k > _MOST_ASKED * len(places):
+                break  # at this rate it would take more questions than a mask is worth
         self._misses = min(self._misses + 1, _MOST_MISSES)
         self._skips = 2**self._misses - 1
         return None

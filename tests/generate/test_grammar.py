@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from edgeinfer.errors import MissingExtraError, NumericError, SettingError
 from edgeinfer.generate.grammar import Grammar
@@ -251,3 +252,28 @@ def test_asking_about_the_best_tokens_finds_what_the_mask_finds(regex: str, para
             ids, probabilities = sampler.distribution(RowLogits([row.copy()]))
             found.append(dict(zip(ids.tolist(), probabilities.tolist(), strict=True)))
         assert found[0] == pytest.approx(found[1])
+
+
+@pytest.mark.parametrize(("one_in", "masks"), [(1, 0), (4, 0), (6, 1)])
+def test_as_many_questions_as_they_are_worth(one_in: int, masks: int) -> None:
+    """A mask is made where more than 192 questions would be needed for the 40 that top-k keeps; 16 tell."""
+
+    class Counted:
+        complete = False
+        n_asked = n_masks = 0
+
+        def allows(self, token: int) -> bool:
+            self.n_asked += 1
+            return token % one_in == 0
+
+        def mask(self, row: NDArray[np.float32]) -> None:
+            self.n_masks += 1
+            row[np.arange(len(row)) % one_in > 0] = -np.inf
+
+        def accept(self, token: int) -> None: ...
+
+    grammar = Counted()
+    sampler = Sampler(SamplingParams(top_k=40, top_p=1.0, min_p=0.0), n_vocab=2000, grammar=grammar)
+    ids, _ = sampler.distribution(RowLogits([-0.001 * np.arange(2000)]))
+    assert ids.tolist() == list(range(0, 40 * one_in, one_in))
+    assert (grammar.n_asked, grammar.n_masks) == (16 if masks else 39 * one_in + 1, masks)
