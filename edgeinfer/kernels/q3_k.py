@@ -1,6 +1,6 @@
 """Q3_K: blocks of 256 = 16 x 16; w = d (sc - 32) (q - 4) with 6-bit sc and 3-bit q.
 
-Packed, a block of 32: 128 bytes of bit pairs as Q2_K, 64 bytes of top bits (bit v of a byte belongs to quad v); scales, a
+Packed, a block of 32: 64 bytes of top bits (bit v of a byte belongs to quad v), 128 bytes of bit pairs as Q2_K; scales, a
 block of 256: sc - 32 as i8 [16][16 rows], d f16 [16].
 """
 
@@ -38,13 +38,13 @@ def dot(W, q, s, xq, xd, xs, xh, nb):
         x = xq + b * 32 * S
         a = tile_start_eighth(W, xh + b * 8 * S)
         c = tile_start_eighth(W, xh + b * 8 * S + 4 * S)
-        h = load_i32(qb, 128)
-        w = load_i32(qb, 0)
+        h = load_i32(qb, 0)
+        w = load_i32(qb, 64)
         a = tile_dot(a, or_i(P0(w), T0(h)), x)
         a = tile_dot(a, or_i(P1(w), T1(h)), x + 4 * S)
         a = tile_dot(a, or_i(P2(w), T2(h)), x + 8 * S)
         a = tile_dot(a, or_i(P3(w), T3(h)), x + 12 * S)
-        w = load_i32(qb, 64)
+        w = load_i32(qb, 128)
         c = tile_dot(c, or_i(P0(w), T4(h)), x + 16 * S)
         c = tile_dot(c, or_i(P1(w), T5(h)), x + 20 * S)
         c = tile_dot(c, or_i(P2(w), T6(h)), x + 24 * S)
@@ -62,13 +62,13 @@ def unpack(q, s, w, d, m, nb):
         sb = s + (b >> 3) * 288
         qb = q + b * 192
         to = w + b * 512
-        h = load_i32(qb, 128)
-        x = load_i32(qb, 0)
+        h = load_i32(qb, 0)
+        x = load_i32(qb, 64)
         store_i32(to, 0, or_i(P0(x), T0(h)))
         store_i32(to, 64, or_i(P1(x), T1(h)))
         store_i32(to, 128, or_i(P2(x), T2(h)))
         store_i32(to, 192, or_i(P3(x), T3(h)))
-        x = load_i32(qb, 64)
+        x = load_i32(qb, 128)
         store_i32(to, 256, or_i(P0(x), T4(h)))
         store_i32(to, 320, or_i(P1(x), T5(h)))
         store_i32(to, 384, or_i(P2(x), T6(h)))
@@ -87,12 +87,12 @@ def scale(source, j):
 
 
 def pack_block(source, q, s, r):
-    pack_pairs(source + 32, q, r, 192)
+    pack_pairs(source + 32, q + 64, r, 192)
     for b in range(8):
         word = 0
         for v in range(8):
             word |= ((load_u32(source, v * 4) >> b) & 0x01010101) << v
-        store_s32(q, b * 192 + 128 + r * 4, np.int32(word))
+        store_s32(q, b * 192 + r * 4, np.int32(word))
     for j in range(16):
         store_u8(s, j * 16 + r, scale(source, j))
     store_u16(s, 256 + r * 2, load_u16(source, 108))

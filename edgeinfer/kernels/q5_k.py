@@ -1,6 +1,7 @@
 """Q5_K: Q4_K with a fifth bit.
 
-Packed, a block of 256: 2048 bytes of nibbles, 512 bytes of fifth bits (vector v: quad v; bit j: sub-block j), scales as Q4_K.
+Packed, a block of 256: 512 bytes of fifth bits (vector v: quad v; bit j: sub-block j), each vector followed by the one of the
+first pair's nibbles that needs it; 1536 bytes of nibbles; scales as Q4_K. So lines ascend as they are read (see `q6_k`).
 """
 
 from __future__ import annotations
@@ -16,17 +17,22 @@ from .matmul import gemm_with_min, make_matmul
 from .pack import make_pack
 from .q4_k import add_block, pack_scales, scale_and_min, unpack_scales
 
+HIGH = 128  # bytes from one vector of fifth bits to the next
+
 
 def _pair(low_bit, high_bit, p):
     """The dot and unpack of sub-blocks 2p and 2p+1; the bit numbers are constants of the code."""
+    first, step = (
+        (64, HIGH) if p == 0 else (512 + p * 512, 64)
+    )  # nibbles of the first pair stand between the fifth bits
 
     @native
     def sums(W, q, x0, x1, S):
         a0 = tile_zero_i(W)
         a1 = tile_zero_i(W)
         for v in range(8):
-            w = load_i32(q, p * 512 + v * 64)
-            h = load_i32(q, 2048 + v * 64)
+            h = load_i32(q, v * HIGH)
+            w = load_i32(q, first + v * step)
             a0 = tile_dot(a0, or_i(low_nibble(w), low_bit(h)), x0 + v * 4 * S)
             a1 = tile_dot(a1, or_i(high_nibble(w), high_bit(h)), x1 + v * 4 * S)
         return a0, a1
@@ -34,8 +40,8 @@ def _pair(low_bit, high_bit, p):
     @native
     def spread(q, w):
         for v in range(8):
-            x = load_i32(q, p * 512 + v * 64)
-            h = load_i32(q, 2048 + v * 64)
+            h = load_i32(q, v * HIGH)
+            x = load_i32(q, first + v * step)
             store_i32(w, p * 1024 + v * 64, or_i(low_nibble(x), low_bit(h)))
             store_i32(w, p * 1024 + 512 + v * 64, or_i(high_nibble(x), high_bit(h)))
 
@@ -84,10 +90,11 @@ def unpack(q, s, w, d, m, nb):
 
 
 def pack_block(source, q, s, r):
-    for i in range(32):
-        store_s32(q, i * 64 + r * 4, load_s32(source, 48 + i * 4))
     for v in range(8):
-        store_s32(q, 2048 + v * 64 + r * 4, load_s32(source, 16 + v * 4))
+        store_s32(q, v * HIGH + r * 4, load_s32(source, 16 + v * 4))
+        store_s32(q, v * HIGH + 64 + r * 4, load_s32(source, 48 + v * 4))
+    for i in range(8, 32):
+        store_s32(q, 512 + i * 64 + r * 4, load_s32(source, 48 + i * 4))
     pack_scales(source, s, r)
 
 
