@@ -13,14 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..errors import SettingError
+from .automata import Shape, Shapes
 from .gbnf import Choice, Class, Node, Repeat, Rule, Sequence, Token, parse, write_class, write_text
 
 __all__ = ["lark_of_gbnf"]
 
 _MOST_CHOICES = 2_000  # lexemes that may stand in one place; llguidance's limit (max_items_in_row)
-_UNROLLED = 3  # a bounded repetition is looked at as one without end if it is longer: more conflicts at the worst
-_MOST_PAIRS = 20_000  # of places looked at for one pair of lexemes before it counts as a conflict
-_MOST_PLACES = 4_000  # characters of one lexeme; a longer one is taken apart
 
 
 @dataclass(eq=False)
@@ -28,27 +26,8 @@ class _Lexeme:
     """A piece of the grammar at one place, without recursion."""
 
     node: Node
-    shape: _Shape | None = None
+    shape: Shape | None = None
     looked_at: bool = False
-
-
-@dataclass
-class _Shape:
-    """A lexeme as an automaton: a place for each of its characters (Glushkov)."""
-
-    masks: list[int]  # of each place: its characters, as a set of bits
-    first: set[int]
-    last: set[int]
-    follow: list[set[int]]
-    empty: bool  # nothing at all matches
-
-    @property
-    def first_mask(self) -> int:
-        """The characters that it may begin with."""
-        masks = 0
-        for place in self.first:
-            masks |= self.masks[place]
-        return masks
 
 
 def lark_of_gbnf(text: str) -> str:
@@ -74,9 +53,7 @@ class _Cutter:
         self.rules = rules
         self.regular = _regular(rules)
         edges = sorted({e for node in rules.values() for low, high in _ranges(node) for e in (low, high + 1)})
-        self.edges = {edge: i for i, edge in enumerate(edges)}
-        self.shapes: dict[Node, _Shape | None] = {}
-        self.compared: dict[tuple[int, int], tuple[int, bool]] = {}
+        self.shapes = Shapes(rules, {edge: i for i, edge in enumerate(edges)})
         self.trees: dict[str, object] = {}
         root = "root"
         todo = [root]
@@ -138,76 +115,11 @@ class _Cutter:
 
     # -- automata -----------------------------------------------------------------------------------------------------
 
-    def mask(self, node: Class) -> int:
-        """A class as bits, one for each stretch of characters that no class of the grammar tells apart."""
-        bits = 0
-        for low, high in node.ranges:
-            bits |= (1 << self.edges[high + 1]) - (1 << self.edges[low])
-        return bits
-
-    def shape(self, lexeme: _Lexeme) -> _Shape | None:
-        """The automaton of a lexeme, the same one for equal lexemes; None when it is too large."""
+    def shape(self, lexeme: _Lexeme) -> Shape | None:
+        """The automaton of a lexeme; None when it is too large."""
         if not lexeme.looked_at:
-            node = lexeme.node
-            if node not in self.shapes:
-                shape = _Shape([], set(), set(), [], False)
-                try:
-                    shape.first, shape.last, shape.empty = self._grow(shape, node)
-                    self.shapes[node] = shape
-                except OverflowError:
-                    self.shapes[node] = None
-            lexeme.shape, lexeme.looked_at = self.shapes[node], True
+            lexeme.shape, lexeme.looked_at = self.shapes.of(lexeme.node), True
         return lexeme.shape
-
-    def _grow(self, shape: _Shape, node: Node) -> tuple[set[int], set[int], bool]:
-        if isinstance(node, Class):
-            if len(shape.masks) >= _MOST_PLACES:
-                raise OverflowError
-            shape.masks.append(self.mask(node))
-            shape.follow.append(set())
-            place = len(shape.masks) - 1
-            return {place}, {place}, False
-        if isinstance(node, Rule):
-            return self._grow(shape, self.rules[node.name])
-        if isinstance(node, Choice):
-            found = [self._grow(shape, part) for part in node.parts]
-            firsts, lasts, empties = zip(*found, strict=True)
-            return set().union(*firsts), set().union(*lasts), any(empties)
-        if isinstance(node, Sequence):
-            return self._chain(shape, list(node.parts))
-        assert isinstance(node, Repeat)
-        endless = node.most is None or node.most - node.least > _UNROLLED
-        least = min(node.least, _UNROLLED)
-        more = 0 if node.most is None or endless else node.most - node.least
-        if least < node.least:
-            endless = True
-        parts: list[Node] = [node.part] * least + [Choice((node.part, Sequence(())))] * more
-        if endless and not parts:
-            first, last, _ = self._loop(shape, self._grow(shape, node.part))
-            return first, last, True
-        if endless:
-            first, last, empty = self._chain(shape, parts[:-1])
-            again = self._loop(shape, self._grow(shape, node.part))
-            return self._link(shape, (first, last, empty), again)
-        return self._chain(shape, parts)
-
-    def _loop(self, shape: _Shape, part: tuple[set[int], set[int], bool]) -> tuple[set[int], set[int], bool]:
-        for place in part[1]:
-            shape.follow[place] |= part[0]
-        return part
-
-    def _chain(self, shape: _Shape, parts: list[Node]) -> tuple[set[int], set[int], bool]:
-        so_far: tuple[set[int], set[int], bool] = (set(), set(), True)
-        for part in parts:
-            so_far = self._link(shape, so_far, self._grow(shape, part))
-        return so_far
-
-    def _link(
-        self, shape: _Shape, a: tuple[set[int], set[int], bool], b: tuple[set[int], set[int], bool]
-    ) -> tuple[set[int], set[int], bool]:
-        for place in a[1]:
-            shape.follow[place] |= b[0]
-        return a[0] | b[0] if a[2] else a[0], a[1] | b[1] if b[2] else b[1], a[2] and b[2]
 
     # -- conflicts ----------------------------------------------------------------------------------------------------
 
@@ -255,10 +167,7 @@ class _Cutter:
             if one is None or other is None:
                 found.add(x if one is None else y)
                 continue
-            key = (id(one), id(other))
-            if key not in self.compared:
-                self.compared[key] = _compare(one, other)
-            goes_on, same = self.compared[key]
+            goes_on, same = self.shapes.compare(one, other)
             if goes_on & next_masks[i] and not (self.single(x.node) and self.single(y.node)):
                 found.add(y if self.single(x.node) else x)
             if same:
@@ -383,27 +292,6 @@ class _Order:
     def _follow(self, last: set[_Lexeme], first: set[_Lexeme]) -> None:
         for lexeme in last:
             self.after[lexeme] |= first
-
-
-def _compare(x: _Shape, y: _Shape) -> tuple[int, bool]:
-    """The characters that y goes on with where x is over, as bits, and whether they share a whole text."""
-    seen = {(p, q) for p in x.first for q in y.first if x.masks[p] & y.masks[q]}
-    todo = list(seen)
-    goes_on, same = 0, False
-    while todo:
-        p, q = todo.pop()
-        if p in x.last:
-            same = same or q in y.last
-            for r in y.follow[q]:
-                goes_on |= y.masks[r]
-        if len(seen) > _MOST_PAIRS:
-            return -1, True
-        for r in x.follow[p]:
-            for s in y.follow[q]:
-                if x.masks[r] & y.masks[s] and (r, s) not in seen:
-                    seen.add((r, s))
-                    todo.append((r, s))
-    return goes_on, same
 
 
 def _bits(number: int) -> Iterator[int]:

@@ -17,11 +17,11 @@ def small_model(work: Work, other: bool) -> float:
     return (0.002 + 0.0004 * work.rows) * (2 if work.n_threads == 1 else 1)
 
 
-def waiting(n: int, *, n_prompt: int = 400, n_most: int = 100, priority: str = "interactive", **options) -> Board:
+def waiting(n: int, n_most: int = 100) -> Board:
     """A board on which a stream answers and n prompts wait behind it, for three seconds already."""
-    board = Board(small_model, sharing="split", **options)
-    first = board.add(400, n_most, priority)
-    rest = [board.add(n_prompt, n_most, priority) for _ in range(n)]
+    board = Board(small_model, sharing="split")
+    first = board.add(400, n_most)
+    rest = [board.add(400, n_most) for _ in range(n)]
     board.now += 3.0
     board.run(lambda: first.over)
     board.rest = rest
