@@ -21,7 +21,7 @@ from .layout import SLOTS, share_start, thread_memory
 from .matmul import SILU, finish_pair
 
 f4 = np.float32
-W1_OF_8 = Width(1, SLOTS)  # one token of a tile that holds eight
+W1_OF_2, W1_OF_4, W1_OF_8 = Width(1, 2), Width(1, 4), Width(1, SLOTS)  # one token of a tile that holds more
 
 (LOGITS, LOGITS_STRIDE, N_EXPERT, K, NORMALIZE, SCALE, OUT, OUT_STRIDE, PRIVATE, TMP) = indices(
     "route", "logits logits_stride n_expert k normalize scale out out_stride private tmp"
@@ -139,6 +139,10 @@ def of_tokens(product):
             route += memory
         if n == 1:
             product(W1, 1, step, acts, route, ith, nth, n, memory + field(step, E_TMP))
+        elif n == 2:
+            product(W1_OF_2, 2, step, acts, route, ith, nth, n, memory + field(step, E_TMP))
+        elif n <= 4:
+            product(W1_OF_4, 4, step, acts, route, ith, nth, n, memory + field(step, E_TMP))
         else:
             product(W1_OF_8, SLOTS, step, acts, route, ith, nth, n, memory + field(step, E_TMP))
 

@@ -8,7 +8,7 @@ from ..formats.iq4_nl import VALUES
 from ..runtime.memory import load_half, load_u8, store_float
 from ..runtime.simd import high_nibble, load_f16, load_i32, lookup, low_nibble, store_f32, to_f32
 from ..runtime.tile import slots_of, tile_dot_signed, tile_scale, tile_start_signed, tile_zero_f
-from ..runtime.vec import native
+from ..runtime.vec import inner, native
 from .embed import make_embed
 from .matmul import gemm_signed, make_matmul
 from .pack import make_pack
@@ -24,7 +24,7 @@ def make_table(values, scale_of):
     low, high = (sum((v & 255) << (8 * i) for i, v in enumerate(half)) for half in (values[:8], values[8:]))
     words = tuple(np.uint64(word).astype(np.int64) for word in (low, high))
 
-    @native
+    @inner
     def sums(acc, q, x, slots):
         """acc + 32 values of 16 rows times 32 activations of T tokens."""
         for v in range(4):

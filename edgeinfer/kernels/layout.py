@@ -1,6 +1,7 @@
 """The layouts that kernels share: activation tiles, KV pages, thread shares.
 
-Activation tile of S slots (S tokens, 8, or 1 alone), nb blocks of 32 values:
+Activation tile of S slots, nb blocks of 32 values. One token has a tile of one slot, two have two, three or four have four,
+so that they lie side by side in the cache; more have tiles of eight.
     int8    [nb][8 quads][S][4]     four consecutive values of a token side by side, so that one broadcast feeds 16 rows
     float32 [nb][S]                 the block's scale
     int32   [nb][S]                 -8 x the block's sum: zero points and minima cost one multiply
@@ -25,6 +26,15 @@ BLOCK = 256  # positions that attention sums as one unit
 def share_start(n, ith, nth):
     """First item of thread ith's share of n items; its end is the next thread's start."""
     return n * ith // nth
+
+
+@native
+def slots_for(m):
+    """Slots of the tiles that hold m tokens."""
+    slots = 1
+    while slots < m and slots < SLOTS:
+        slots *= 2
+    return slots
 
 
 @native

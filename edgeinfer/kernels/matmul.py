@@ -14,9 +14,12 @@ from ..runtime.memory import field
 from ..runtime.simd import gelu_f, load_f32, mul_f, silu_f, store_f32
 from ..runtime.tile import (
     NARROW,
+    NARROW_OF_8,
     W1,
     W2,
+    W2_OF_8,
     W4,
+    W4_OF_8,
     W8,
     count_of,
     narrow,
@@ -41,14 +44,14 @@ from ..runtime.tile import (
     tile_zero_f,
     tile_zero_i,
 )  # fmt: skip
-from ..runtime.vec import native, target
+from ..runtime.vec import inner, native, target
 from .layout import SLOTS, share_start, thread_memory
 
 (QUANTS, SCALES, ACTS, TILE_BYTES, COLS, GROUPS, Y, Y_STRIDE, MODE, ROWS, PRIVATE, TMP, BIAS) = indices(
     "matmul", "quants scales acts tile_bytes cols groups y y_stride mode rows private tmp bias"
 )
 ADD, SILU, GELU, INTO = MODES["add"], MODES["silu"], MODES["gelu"], MODES["silu_into"]
-W_GEMM = {8: W8, 4: W4, 2: W2}[target().width]
+W_GEMM = {8: W8, 4: W4_OF_8, 2: W2_OF_8}[target().width]
 GEMM_TOKENS = target().width
 # Up to so many, unpacking costs more than it saves (SmolLM2, 32 tokens: 3 to 6 % in Q4_1, Q4_K_M, Q5_0 with AVX-512; with
 # AVX2 Q4_0 would gain 6 % and Q4_K_M lose 17 %).
@@ -104,18 +107,18 @@ def finish_pair(gate, up, y, stride, mode, tmp):
 
 
 def _sum_bytes(dot):
-    @native
+    @inner
     def run(acc, W, w, x, S):
         """acc += 32 bytes of W's rows times 32 activations of T tokens."""
         for v in range(8):
             acc = dot(acc, rows_i32(W, w, v * 64), x + v * 4 * S)
         return acc
 
-    @native
+    @inner
     def quad(acc, W, w, x, S, v):
         return dot(acc, rows_i32(W, w, v * 64), x + v * 4 * S)
 
-    @native
+    @inner
     def unrolled(acc, W, w, x, S):
         acc = quad(quad(quad(quad(acc, W, w, x, S, 0), W, w, x, S, 1), W, w, x, S, 2), W, w, x, S, 3)
         return quad(quad(quad(quad(acc, W, w, x, S, 4), W, w, x, S, 5), W, w, x, S, 6), W, w, x, S, 7)
@@ -198,19 +201,19 @@ def _gemm_by_halves(gemm):
 
     @native
     def both(W, w, d, m, xq, xd, xs, xh, nb):
-        low = gemm(NARROW, w, d, m, xq, xd, xs, xh, nb)
-        return tile_join(low, gemm(NARROW, w + 32, d + 32, m + 32, xq, xd, xs, xh, nb))
+        low = gemm(NARROW_OF_8, w, d, m, xq, xd, xs, xh, nb)
+        return tile_join(low, gemm(NARROW_OF_8, w + 32, d + 32, m + 32, xq, xd, xs, xh, nb))
 
     return both if narrow() else gemm
 
 
-def _dot_by_halves(dot):
+def _dot_by_halves(dot, narrowed):
     """A dot of bytes and f16 scales, 16 rows of each, 8 at a time."""
 
     @native
     def both(W, q, s, xq, xd, xs, xh, nb):
-        low = dot(NARROW, q, s, xq, xd, xs, xh, nb)
-        return tile_join(low, dot(NARROW, q + 32, s + 16, xq, xd, xs, xh, nb))
+        low = dot(narrowed, q, s, xq, xd, xs, xh, nb)
+        return tile_join(low, dot(narrowed, q + 32, s + 16, xq, xd, xs, xh, nb))
 
     return both
 
@@ -289,7 +292,10 @@ def make_matmul(dot, unpack, gemm, quant_bytes, scale_bytes, bytes_already=False
     """
     straight = bytes_already and not narrow()
     direct = _direct(dot, quant_bytes, scale_bytes)
-    direct4 = _direct(_dot_by_halves(dot), quant_bytes, scale_bytes) if bytes_already and narrow() else direct
+    direct4 = direct8 = direct
+    if bytes_already and narrow():
+        direct4 = _direct(_dot_by_halves(dot, NARROW), quant_bytes, scale_bytes)
+        direct8 = _direct(_dot_by_halves(dot, NARROW_OF_8), quant_bytes, scale_bytes)
     if straight:
         unpacked = _nothing
     else:
@@ -317,11 +323,11 @@ def make_matmul(dot, unpack, gemm, quant_bytes, scale_bytes, bytes_already=False
         if m == 1:
             direct(W1, 1, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp, bias)
         elif m == 2:
-            direct(W2, SLOTS, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp, bias)
+            direct(W2, 2, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp, bias)
         elif m > 0 and m <= 4:
-            direct4(W4, SLOTS, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp, bias)
+            direct4(W4, 4, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp, bias)
         elif m > 0 and (straight or m <= STRAIGHT_TOKENS):
-            direct4(W_GEMM, SLOTS, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp, bias)
+            direct8(W_GEMM, SLOTS, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp, bias)
         elif m > 0:
             tiles = (m + SLOTS - 1) // SLOTS
             unpacked(q, s, g0, g1, acts, tile_bytes, tiles, nb, y, stride, mode, tmp, bias)

@@ -32,7 +32,7 @@ from ..runtime.simd import (
     zero_f,
 )  # fmt: skip
 from ..runtime.vec import native
-from .layout import SLOTS, share_start, thread_memory
+from .layout import SLOTS, share_start, slots_for, thread_memory
 
 f4 = np.float32
 (
@@ -136,7 +136,7 @@ def norm(step, state, ith, nth):
     memory = thread_memory(state, ith)
     tmp = memory + field(step, TMP)
     acts = field(step, ACTS)
-    slots = 1 if m == 1 else SLOTS
+    slots = slots_for(m)
     if field(step, PRIVATE) != 0:
         if acts != 0:
             acts += memory

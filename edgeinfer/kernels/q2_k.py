@@ -35,7 +35,7 @@ from ..runtime.tile import (
     tile_zero_f,
     tile_zero_i,
 )  # fmt: skip
-from ..runtime.vec import native
+from ..runtime.vec import inner, native
 from .embed import make_embed
 from .matmul import gemm_two_minima, make_matmul
 from .pack import make_pack
@@ -44,7 +44,7 @@ P0, P1, P2, P3 = (bits(2 * v, 3) for v in range(4))  # the bit pair of quad v
 SHARE = np.float32(1 / 32)  # the minimum is subtracted, and the activation side carries -32 x the sum of half a block
 
 
-@native
+@inner
 def half_sum(acc, q, x, S):
     """acc += 16 two-bit values of 16 rows times 16 activations of T tokens."""
     w = load_i32(q, 0)

@@ -24,7 +24,7 @@ from ..runtime.simd import (
     to_float,
 )  # fmt: skip
 from ..runtime.tile import slots_of, tile_dot, tile_scale, tile_start, tile_zero_f, tile_zero_i
-from ..runtime.vec import native
+from ..runtime.vec import inner, native
 from .embed import make_embed
 from .matmul import gemm_with_min, make_matmul
 from .pack import make_pack
@@ -65,7 +65,7 @@ def min_of(s, j):
     return mul_f(mul_f(to_f32(load_f16(s, 288)), splat_f(EIGHTH)), to_float(from_u8(load_i8(s, 128 + j * 16))))
 
 
-@native
+@inner
 def add_block(acc, a, W, s, j, xd, xs):
     """acc += the integer sums `a` of sub-block j, scaled, less the minimum."""
     acc = tile_scale(acc, a, scale_of(s, j), xd)

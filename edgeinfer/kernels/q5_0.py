@@ -32,7 +32,7 @@ from ..runtime.simd import (
     to_f32,
 )
 from ..runtime.tile import slots_of, tile_dot, tile_scale, tile_start2, tile_zero_f
-from ..runtime.vec import native
+from ..runtime.vec import inner, native
 from .embed import make_embed
 from .matmul import gemm_5bit, make_matmul
 from .pack import make_pack
@@ -40,7 +40,7 @@ from .pack import make_pack
 B0, B1, B2, B3, B4, B5, B6, B7 = (bits(v, 1, 4) for v in range(8))  # the fifth bit of quad v, in place
 
 
-@native
+@inner
 def sum_five(acc, q, x, S):
     """acc += 32 five-bit values of 16 rows times 32 activations of T tokens."""
     h = load_i32(q, 0)

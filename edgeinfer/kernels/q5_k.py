@@ -11,7 +11,7 @@ import numpy as np
 from ..runtime.memory import load_half, load_s32, load_u8, store_float, store_s32
 from ..runtime.simd import bits, high_nibble, load_i32, low_nibble, or_i, store_i32
 from ..runtime.tile import slots_of, tile_dot, tile_zero_f, tile_zero_i
-from ..runtime.vec import native
+from ..runtime.vec import inner, native
 from .embed import make_embed
 from .matmul import gemm_with_min, make_matmul
 from .pack import make_pack
@@ -26,7 +26,7 @@ def _pair(low_bit, high_bit, p):
         (64, HIGH) if p == 0 else (512 + p * 512, 64)
     )  # nibbles of the first pair stand between the fifth bits
 
-    @native
+    @inner
     def sums(W, q, x0, x1, S):
         a0 = tile_zero_i(W)
         a1 = tile_zero_i(W)

@@ -19,6 +19,7 @@ from edgeinfer.plan.program import KV, Bias, File, Matrix, Norm, Operand, Rope, 
 from edgeinfer.plan.twin import expected, found
 from edgeinfer.plan.twin_memory import Array, Call, Outputs, Quantized
 from edgeinfer.runtime.layout import STATE_N, STATE_N_OUT, STEP_BYTES
+from tests.kernels.harness import slots_for
 
 __all__ = ["Differences", "NativeMemory", "at", "read_tiles", "traced"]
 
@@ -35,7 +36,7 @@ def at(address: int, dtype: type[np.generic], *shape: int) -> Array:
 
 def read_tiles(address: int, rows: int, tile_bytes: int, cols: int) -> tuple[Array, Array, Array, Array]:
     """int8 (rows, cols), scales (rows, nb), sums (rows, nb) and half sums (rows, 2 nb) of activation tiles."""
-    slots = 1 if rows == 1 else 8
+    slots = slots_for(rows)
     nb = cols // 32
     q, d, s, h = [], [], [], []
     for tile in range(max(1, -(-rows // slots))):

@@ -149,6 +149,11 @@ def random_rows(fmt: Format, rows: int, cols: int, rng: np.random.Generator) -> 
     return blocks.reshape(rows, -1)
 
 
+def slots_for(n: int) -> int:
+    """Slots of the tiles that hold n tokens."""
+    return next(slots for slots in (1, 2, 4, 8) if slots >= min(n, 8))
+
+
 def tiles(q: NDArray[np.int8], scales: NDArray[np.float32], slots: int) -> tuple[Buffer, int]:
     """int8 rows (n, cols) and scales (n, cols / 32) as activation tiles of `slots` tokens, and a tile's bytes.
 

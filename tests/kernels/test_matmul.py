@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgeinfer.formats import FORMATS, Format, by_name
 from edgeinfer.plan.fields import MODES
-from tests.kernels.harness import ISAS, SCALES, THREAD_BYTES, Buffer, Kernels, kernels_of, random_rows, tiles
+from tests.kernels.harness import ISAS, SCALES, THREAD_BYTES, Buffer, Kernels, kernels_of, random_rows, slots_for, tiles
 
 NATIVE = [fmt.name for fmt in FORMATS.values() if fmt.native]
 FLOATS = ("F32", "F16", "BF16")
@@ -75,7 +75,7 @@ class Problem:
             source = Buffer.of(np.concatenate([self.h[:n], np.full((8, self.cols), 9, np.float32)]))
             fields.update(weights=self.quants.address, h=source.address, h_stride=self.cols * 4)
         else:
-            source, tile_bytes = tiles(self.q[:n], self.d[:n], 1 if n == 1 else 8)
+            source, tile_bytes = tiles(self.q[:n], self.d[:n], slots_for(n))
             fields.update(quants=self.quants.address, scales=self.scales.address, acts=source.address)
             fields["tile_bytes"] = tile_bytes
         if private:
