@@ -17,6 +17,7 @@ from ..plan.fields import FIELDS
 from ..plan.program import KV, Bias, File, Matrix, Norm, Operand, Packed, PageStride, Program, Rope, Scratch, Thread
 from ..runtime.arena import Arena, aligned
 from ..runtime.layout import (
+    BARRIER_LATE,
     NEVER_STOP,
     RUN_WORDS,
     STATE_BARRIER,
@@ -125,6 +126,7 @@ class Lane:
         self.runs = aligned(n * RUN_WORDS)
         # A barrier's counters only grow, so each team size has its own.
         self._barriers = {k: self._pool.take_barrier(k) for k in range(1, self.n_threads + 1)}
+        self._waits = {k: memory[8 + BARRIER_LATE :: 8] for k, memory in self._barriers.items()}
         s = self.state
         s[STATE_IDS] = self.ids.ctypes.data
         s[STATE_POSITIONS] = self.positions.ctypes.data
@@ -182,6 +184,10 @@ class Lane:
     def stop(self) -> None:
         """Ask the call that runs to stop at its next barrier; a call that begins later does not hear of it."""
         self.state[STATE_STOP] = 1
+
+    def waited_s(self, n_threads: int) -> float:
+        """Seconds that the threads of teams of this size have waited so far, in vain spun, for a late one; all added up."""
+        return int(self._waits[n_threads].sum()) * 1e-9
 
     @property
     def stopped(self) -> bool:

@@ -30,6 +30,7 @@ from ..settings import Settings, settings
 from .kv import PagedKV
 from .lane import Addresses, Lane
 from .logits import LOGITS_KERNELS, NativeLogits
+from .pace import Pace
 from .packer import PackedWeights, pack_kernels
 from .types import Batch, ForwardStopped
 
@@ -126,6 +127,7 @@ class NativeEngine:
             for name in LANES
         }
         self._logits = {name: NativeLogits(self.library, self.n_vocab) for name in LANES}
+        self._paces = {name: Pace() for name in LANES}
         self._locks = {name: threading.Lock() for name in LANES}
         self._running = 0  # threads that calls use now
         self._running_lock = threading.Lock()
@@ -193,6 +195,8 @@ class NativeEngine:
     def forward(self, batch: Batch, lane: str = "decode", n_threads: int = 0) -> NativeLogits:
         """Evaluate a batch; the answer's rows are those that want logits, valid until the lane's next forward.
 
+        Beside other busy programs fewer threads are used where that is faster (`pace`).
+
         The two lanes may run at once, on different sequences. n_threads limits this call (0: all that are not in use by
         the other lane, at least one). Raises SettingError (a batch that is malformed or too long), ContextOverflowError
         (no room; the sequences are as before), EngineError (closed), ForwardStopped (`stop`; the sequences are as before).
@@ -206,10 +210,11 @@ class NativeEngine:
                 raise EngineError("the engine is closed")
             with self._running_lock:
                 most = self.phase_threads["decode" if len(batch) == 1 else "batch"]
-                n = max(1, min(n_threads or most, most, self.n_threads - self._running))
+                most = max(1, min(n_threads or most, most, self.n_threads - self._running))
+                n = self._paces[lane].threads(most)
                 self._running += n
             try:
-                return self._forward(batch, lane, n)
+                return self._forward(batch, lane, most, n)
             finally:
                 with self._running_lock:
                     self._running -= n
@@ -220,7 +225,7 @@ class NativeEngine:
         if here is not None:
             here.stop()
 
-    def _forward(self, batch: Batch, lane: str, n_threads: int) -> NativeLogits:
+    def _forward(self, batch: Batch, lane: str, most: int, n_threads: int) -> NativeLogits:
         here = self._lanes[lane]
         n = len(batch)
         runs = self._runs(batch)
@@ -240,9 +245,12 @@ class NativeEngine:
             here.out_rows[: len(out)] = out
             here.runs[: len(runs) * RUN_WORDS] = np.array(runs, np.int64).reshape(-1)
             here.set_call(n, len(out), len(runs), n_threads)
+            waited, started, used = here.waited_s(n_threads), time.perf_counter(), time.thread_time()
             here.team.run(int(program.ctypes.data), len(self.programs[phase].steps), here.state_address, n_threads)
             if here.stopped:
                 raise ForwardStopped
+            seconds, used = time.perf_counter() - started, time.thread_time() - used
+            self._paces[lane].note(most, n, seconds, here.waited_s(n_threads) - waited, seconds - used)
         except BaseException:
             # No room, stopped, or Ctrl-C: the sequences are as before, and hold no page that nothing was counted in.
             for seq in grown:

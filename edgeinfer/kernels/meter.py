@@ -9,9 +9,9 @@ from __future__ import annotations
 from numba import types
 
 from ..runtime.layout import METER_COUNT, METER_OUT, METER_PRODUCTS, METER_START
-from ..runtime.memory import field
+from ..runtime.memory import clock_gettime, field
 from ..runtime.simd import add_i, emit_dot, i32x16, load_i32, splat_i, store_i32, zero_i
-from ..runtime.vec import ADDRESS, I32, I64, declare, native, op, target
+from ..runtime.vec import native, op, target
 from .layout import share_start
 
 CHUNK = 1024  # bytes of a round of the read loop
@@ -22,15 +22,6 @@ PRODUCTS = METER_PRODUCTS[target().dot]
 ONE_OPERAND = target().dot not in ("pmaddubsw", "plain")
 
 _dot = op(i32x16, [i32x16] * 3, lambda b, acc, u, s: emit_dot(b, acc, u, s, False))
-_CLOCK_MONOTONIC = 1
-
-
-def _clock(b, address):
-    b.call(declare(b, "clock_gettime", I32, [I32, I64]), [I32(_CLOCK_MONOTONIC), address])
-    return I32(0)
-
-
-_clock_gettime = op(types.int32, [ADDRESS], _clock)
 
 
 @native
@@ -83,7 +74,7 @@ multiply = _multiplier(PRODUCTS, ONE_OPERAND)
 def clock(step, state, ith, nth):
     """The time, as seconds and nanoseconds, into 16 bytes at OUT."""
     if ith == 0:
-        _clock_gettime(field(step, METER_OUT))
+        clock_gettime(field(step, METER_OUT))
 
 
 KERNELS = {"meter.read": read, "meter.multiply": multiply, "meter.clock": clock}

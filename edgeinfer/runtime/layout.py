@@ -38,6 +38,9 @@ RECORD_PROGRAM, RECORD_STEPS, RECORD_STATE, RECORD_SLOTS = range(4)
 JOB_WORDS = 16
 JOB_GO, JOB_PARKED, JOB_PROGRAM, JOB_STEPS, JOB_STATE, JOB_ITH, JOB_NTH, JOB_WAITED = range(8)
 
+# A thread's line of a barrier: its generation, nanoseconds it waited for late threads, and the clock when it began to.
+BARRIER_LATE, BARRIER_CLOCK = 1, 2
+
 SPINS_BARRIER = 4000  # pauses before a waiting thread starts to yield inside a step
 SPINS_IDLE = 20000  # pauses before a worker without work parks: about a millisecond
 

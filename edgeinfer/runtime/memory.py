@@ -113,6 +113,17 @@ def _futex(b, address, operation, value):
     return b.trunc(result, I32)
 
 
+_CLOCK_MONOTONIC = 1
+
+
+def _clock(b, address):
+    b.call(declare(b, "clock_gettime", I32, [I32, I64]), [I32(_CLOCK_MONOTONIC), address])
+    return I32(0)
+
+
+clock_gettime = op(types.int32, [ADDRESS], _clock)  # the time, as seconds and nanoseconds, into 16 bytes
+
+
 def declare_variadic(b, name, result, arguments):
     """The declaration of a variadic C function."""
     kind = ir.FunctionType(result, arguments, var_arg=True)

@@ -7,6 +7,8 @@ an idle process costs no CPU.
 from __future__ import annotations
 
 from .layout import (
+    BARRIER_CLOCK,
+    BARRIER_LATE,
     JOB_GO,
     JOB_ITH,
     JOB_NTH,
@@ -38,6 +40,7 @@ from .memory import (
     atomic_store,
     atomic_swap,
     call_kernel,
+    clock_gettime,
     field,
     futex,
     pause,
@@ -48,8 +51,17 @@ from .vec import native
 
 
 @native
+def _nanoseconds(mine):
+    """The clock reading in a thread's line of a barrier."""
+    return field(mine, BARRIER_CLOCK) * 1_000_000_000 + field(mine, BARRIER_CLOCK + 1)
+
+
+@native
 def barrier(address, ith, nth):
-    """Wait until all nth threads have come: a counter that only grows, and each thread's own generation on its own line."""
+    """Wait until all nth threads have come: a counter that only grows, and each thread's own generation on its own line.
+
+    The time for which a thread had to wait after it had spun in vain is added up in its line.
+    """
     if nth > 1:
         mine = address + 64 * (1 + ith)
         generation = field(mine, 0) + 1
@@ -61,7 +73,13 @@ def barrier(address, ith, nth):
                 pause()
                 spins += 1
                 if spins > SPINS_BARRIER:
+                    if spins == SPINS_BARRIER + 1:
+                        clock_gettime(mine + BARRIER_CLOCK * 8)
                     sched_yield()
+            if spins > SPINS_BARRIER:
+                began = _nanoseconds(mine)
+                clock_gettime(mine + BARRIER_CLOCK * 8)
+                put_field(mine, BARRIER_LATE, field(mine, BARRIER_LATE) + _nanoseconds(mine) - began)
 
 
 @native
