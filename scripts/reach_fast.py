@@ -383,7 +383,8 @@ def build_avx2() -> None:
     pip = [str(AVX2_PYTHON), "-m", "pip", "install", "--quiet"]
     subprocess.run([*pip, "--editable", str(ROOT)], check=True, stdout=sys.stderr)
     subprocess.run(
-        [*pip, "--no-binary", "llama-cpp-python", "llama-cpp-python==0.3.36"],
+        # Without the cache: it may hold a build for this very CPU.
+        [*pip, "--no-cache-dir", "--no-binary", "llama-cpp-python", "llama-cpp-python==0.3.36"],
         check=True, stdout=sys.stderr, env={**os.environ, "CMAKE_ARGS": flags},
     )  # fmt: skip
 

@@ -5,7 +5,9 @@
     whole   prompts first: no answer goes on while a prompt is read (the yardstick of benchmarks)
 
 Which of the first two is better depends on the machine, so the first streams that meet are served in each way for a few
-steps, and the way that did more work in its time, at a gap that can be borne, is kept. Knows no engine and no stream.
+steps, and the way that did more work in its time, at a gap that can be borne, is kept. Where that is to ride, whose gaps are
+the longest, it is looked at again later, for what was met at first may have been short, or the machine busy for a moment.
+Knows no engine and no stream.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ __all__ = ["SHARINGS", "Sharing", "Way"]
 
 SHARINGS = ("auto", "ride", "split", "whole")
 STEPS, CHUNKS = 8, 3  # that a way is tried for
+AGAIN, MOST_AGAIN = 256, 8192  # forwards on which to ride until the ways are tried again; 4 times as many each time
 _SLACK = 1.3  # a gap this much above the target is still taken
 _NEAR = 0.8  # of the most work: ways that do this much are as good, and the one with the shortest gap is kept
 
@@ -87,6 +90,8 @@ class Sharing:
         self._ways = ways
         self._trials: list[_Trial] = []
         self._at = 0
+        self._again = 0  # forwards until the ways are tried again; 0: not at all
+        self._next_again = AGAIN
         self.figures: dict[str, Any] = {}
         self.way = ways[0]
         if len(ways) > 1:
@@ -106,7 +111,7 @@ class Sharing:
         """Try all ways (again) from the next step on at which both phases have work."""
         if len(self._ways) > 1:
             self._trials = [_Trial(way) for way in self._ways]
-            self._at = 0
+            self._at = self._again = 0
             self.way = self._trials[0].way
 
     def interrupted(self) -> None:
@@ -116,6 +121,10 @@ class Sharing:
 
     def note(self, way: Way, now: float, rows: int, tokens: int, gap: float | None) -> bool:
         """Count a forward that ended while both phases have work; True when a trial is over and all are."""
+        if not self.measuring and self._again:
+            self._again -= 1
+            if not self._again:
+                self.measure()
         if not self.measuring or way != self.way:
             return False
         trial = self._trials[self._at]
@@ -142,6 +151,8 @@ class Sharing:
         fine = [t for t in ranked if t.gap <= target_s * _SLACK and t.worth(row_s, token_s) >= _NEAR * most]
         best = min(fine or ranked, key=lambda t: t.gap)
         self.way = best.way
+        if best.way is self.ride:
+            self._again, self._next_again = self._next_again, min(4 * self._next_again, MOST_AGAIN)
         self.figures = {str(t.way): t.figures(row_s, token_s) for t in self._trials}
         if fine:
             others = ", ".join(f"{t.way} {t.worth(row_s, token_s):.2f}" for t in ranked if t is not best)

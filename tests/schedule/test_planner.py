@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from edgeinfer.errors import SettingError
 from edgeinfer.schedule.options import ScheduleSettings
+from edgeinfer.schedule.sharing import AGAIN
 from edgeinfer.schedule.work import Work
 from tests.schedule.board import Board, cpu
 
@@ -158,6 +159,24 @@ def test_the_better_way_is_found_by_trying(serial: float, way: str) -> None:
     assert all(figures["tokens_s"] > 0 for figures in stats["measured"].values())
     board.planner.sharing.measure()
     assert board.planner.stats()["sharing"]["way"] == "measuring"
+
+
+def test_a_choice_to_ride_is_looked_at_again() -> None:
+    """A machine on which a split does little while it is tried first, and more than riding later."""
+    settled: list[bool] = []
+    board = Board(lambda work, other: cpu(work, other, serial=0.9 if settled else 0.0))
+    answering(board, 2, n_most=1500)
+    board.add(8000, 1)
+    sharing = board.planner.sharing
+    board.run(lambda: not sharing.measuring)
+    assert str(sharing.way) == "ride"
+    settled.append(True)
+    board.run(lambda: sharing.measuring)
+    assert sum(work.way is sharing.ride for _, _, work in board.works) >= AGAIN
+    board.run(lambda: not sharing.measuring)
+    assert str(sharing.way) == "split 1+1"
+    board.run()
+    assert str(sharing.way) == "split 1+1"
 
 
 def test_four_threads_try_more_than_one_split() -> None:
