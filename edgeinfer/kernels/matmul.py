@@ -29,6 +29,7 @@ from ..runtime.tile import (
     tile_add_times_i,
     tile_add_vec,
     tile_dot,
+    tile_dot_pair,
     tile_dot_signed,
     tile_join,
     tile_load,
@@ -126,7 +127,17 @@ def _sum_bytes(dot):
     return unrolled if narrow() else run  # LLVM thinks the loop too long to unroll where one vector is four registers
 
 
-sum_bytes, sum_signed = _sum_bytes(tile_dot), _sum_bytes(tile_dot_signed)
+@inner
+def _sum_pairs(acc, W, w, x, S):
+    """The same of weights 0 .. 63, as all unsigned ones are."""
+    for v in range(0, 8, 2):
+        y = x + v * 4 * S
+        acc = tile_dot_pair(acc, rows_i32(W, w, v * 64), y, rows_i32(W, w, v * 64 + 64), y + 4 * S)
+    return acc
+
+
+sum_signed = _sum_bytes(tile_dot_signed)
+sum_bytes = _sum_bytes(tile_dot) if narrow() else _sum_pairs
 
 
 def gemm_scaled(start, sums):
@@ -164,9 +175,12 @@ def gemm_halves(start):
             x = xq + b * 32 * SLOTS
             a = start(W, xh + b * 8 * SLOTS)
             c = start(W, xh + b * 8 * SLOTS + 4 * SLOTS)
-            for v in range(4):
-                a = tile_dot(a, rows_i32(W, w, b * 512 + v * 64), x + v * 4 * SLOTS)
-                c = tile_dot(c, rows_i32(W, w, b * 512 + 256 + v * 64), x + (v + 4) * 4 * SLOTS)
+            for v in range(0, 4, 2):
+                y = x + v * 4 * SLOTS
+                u = w + b * 512 + v * 64
+                a = tile_dot_pair(a, rows_i32(W, u, 0), y, rows_i32(W, u, 64), y + 4 * SLOTS)
+                y += 16 * SLOTS
+                c = tile_dot_pair(c, rows_i32(W, u, 256), y, rows_i32(W, u, 320), y + 4 * SLOTS)
             a = tile_times_i(a, rows_i32(W, m, b * 128))
             a = tile_add_times_i(a, c, rows_i32(W, m, b * 128 + 64))
             acc = tile_scale(acc, a, rows_f32(W, d, b * 64), xd + b * 4 * SLOTS)

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..runtime.memory import load_half, load_s32, load_u8, load_u16, store_float, store_s32, store_u16
 from ..runtime.simd import centred, high_nibble, load_f16, load_i32, low_nibble, store_f32, store_i32, to_f32
-from ..runtime.tile import slots_of, tile_dot, tile_scale, tile_start, tile_zero_f
+from ..runtime.tile import slots_of, tile_dot_pair, tile_scale, tile_start, tile_zero_f
 from ..runtime.vec import inner, native
 from .embed import make_embed
 from .matmul import gemm_4bit, make_matmul
@@ -18,8 +18,7 @@ def sum_nibbles(acc, q, x, slots):
     """acc += 32 nibbles of 16 rows times 32 activations of T tokens."""
     for v in range(4):
         w = load_i32(q, v * 64)
-        acc = tile_dot(acc, low_nibble(w), x + v * 4 * slots)
-        acc = tile_dot(acc, high_nibble(w), x + (v + 4) * 4 * slots)
+        acc = tile_dot_pair(acc, low_nibble(w), x + v * 4 * slots, high_nibble(w), x + (v + 4) * 4 * slots)
     return acc
 
 

@@ -23,7 +23,7 @@ from ..runtime.simd import (
     to_f32,
     to_float,
 )  # fmt: skip
-from ..runtime.tile import slots_of, tile_dot, tile_scale, tile_start, tile_zero_f, tile_zero_i
+from ..runtime.tile import slots_of, tile_dot_pair, tile_scale, tile_start, tile_zero_f, tile_zero_i
 from ..runtime.vec import inner, native
 from .embed import make_embed
 from .matmul import gemm_with_min, make_matmul
@@ -85,10 +85,11 @@ def dot(W, q, s, xq, xd, xs, xh, nb):
             x1 = x0 + 32 * S
             a0 = tile_zero_i(W)
             a1 = tile_zero_i(W)
-            for v in range(8):
+            for v in range(0, 8, 2):
                 w = load_i32(qb, v * 64)
-                a0 = tile_dot(a0, low_nibble(w), x0 + v * 4 * S)
-                a1 = tile_dot(a1, high_nibble(w), x1 + v * 4 * S)
+                y = load_i32(qb, v * 64 + 64)
+                a0 = tile_dot_pair(a0, low_nibble(w), x0 + v * 4 * S, low_nibble(y), x0 + (v + 1) * 4 * S)
+                a1 = tile_dot_pair(a1, high_nibble(w), x1 + v * 4 * S, high_nibble(y), x1 + (v + 1) * 4 * S)
             acc = add_block(acc, a0, W, sb, 2 * p, xd + b * 4 * S, xs + b * 4 * S)
             acc = add_block(acc, a1, W, sb, 2 * p + 1, xd + (b + 1) * 4 * S, xs + (b + 1) * 4 * S)
     return acc

@@ -31,7 +31,7 @@ from ..runtime.simd import (
     store_i32,
     to_f32,
 )
-from ..runtime.tile import slots_of, tile_dot, tile_scale, tile_start2, tile_zero_f
+from ..runtime.tile import slots_of, tile_dot_pair, tile_scale, tile_start2, tile_zero_f
 from ..runtime.vec import inner, native
 from .embed import make_embed
 from .matmul import gemm_5bit, make_matmul
@@ -45,17 +45,13 @@ def sum_five(acc, q, x, S):
     """acc += 32 five-bit values of 16 rows times 32 activations of T tokens."""
     h = load_i32(q, 0)
     w = load_i32(q, 64)
-    acc = tile_dot(acc, or_i(low_nibble(w), B0(h)), x)
-    acc = tile_dot(acc, or_i(high_nibble(w), B4(h)), x + 16 * S)
+    acc = tile_dot_pair(acc, or_i(low_nibble(w), B0(h)), x, or_i(high_nibble(w), B4(h)), x + 16 * S)
     w = load_i32(q, 128)
-    acc = tile_dot(acc, or_i(low_nibble(w), B1(h)), x + 4 * S)
-    acc = tile_dot(acc, or_i(high_nibble(w), B5(h)), x + 20 * S)
+    acc = tile_dot_pair(acc, or_i(low_nibble(w), B1(h)), x + 4 * S, or_i(high_nibble(w), B5(h)), x + 20 * S)
     w = load_i32(q, 192)
-    acc = tile_dot(acc, or_i(low_nibble(w), B2(h)), x + 8 * S)
-    acc = tile_dot(acc, or_i(high_nibble(w), B6(h)), x + 24 * S)
+    acc = tile_dot_pair(acc, or_i(low_nibble(w), B2(h)), x + 8 * S, or_i(high_nibble(w), B6(h)), x + 24 * S)
     w = load_i32(q, 256)
-    acc = tile_dot(acc, or_i(low_nibble(w), B3(h)), x + 12 * S)
-    return tile_dot(acc, or_i(high_nibble(w), B7(h)), x + 28 * S)
+    return tile_dot_pair(acc, or_i(low_nibble(w), B3(h)), x + 12 * S, or_i(high_nibble(w), B7(h)), x + 28 * S)
 
 
 def five_unpacker(change):

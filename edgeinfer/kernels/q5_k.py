@@ -10,7 +10,7 @@ import numpy as np
 
 from ..runtime.memory import load_half, load_s32, load_u8, store_float, store_s32
 from ..runtime.simd import bits, high_nibble, load_i32, low_nibble, or_i, store_i32
-from ..runtime.tile import slots_of, tile_dot, tile_zero_f, tile_zero_i
+from ..runtime.tile import slots_of, tile_dot_pair, tile_zero_f, tile_zero_i
 from ..runtime.vec import inner, native
 from .embed import make_embed
 from .matmul import gemm_with_min, make_matmul
@@ -30,11 +30,15 @@ def _pair(low_bit, high_bit, p):
     def sums(W, q, x0, x1, S):
         a0 = tile_zero_i(W)
         a1 = tile_zero_i(W)
-        for v in range(8):
+        for v in range(0, 8, 2):
+            at = v * 4 * S
             h = load_i32(q, v * HIGH)
             w = load_i32(q, first + v * step)
-            a0 = tile_dot(a0, or_i(low_nibble(w), low_bit(h)), x0 + v * 4 * S)
-            a1 = tile_dot(a1, or_i(high_nibble(w), high_bit(h)), x1 + v * 4 * S)
+            g = load_i32(q, (v + 1) * HIGH)
+            y = load_i32(q, first + (v + 1) * step)
+            low, high = or_i(low_nibble(w), low_bit(h)), or_i(high_nibble(w), high_bit(h))
+            a0 = tile_dot_pair(a0, low, x0 + at, or_i(low_nibble(y), low_bit(g)), x0 + at + 4 * S)
+            a1 = tile_dot_pair(a1, high, x1 + at, or_i(high_nibble(y), high_bit(g)), x1 + at + 4 * S)
         return a0, a1
 
     @native

@@ -23,7 +23,7 @@ from ..runtime.simd import (
     store_i32,
     to_f32,
 )  # fmt: skip
-from ..runtime.tile import slots_of, tile_add_times_i, tile_dot, tile_scale, tile_start, tile_times_i, tile_zero_f
+from ..runtime.tile import slots_of, tile_add_times_i, tile_dot_pair, tile_scale, tile_start, tile_times_i, tile_zero_f
 from ..runtime.vec import native
 from .embed import make_embed
 from .matmul import gemm_q6, make_matmul
@@ -45,17 +45,13 @@ def dot(W, q, s, xq, xd, xs, xh, nb):
         h0 = load_i32(qb, 0)
         h1 = load_i32(qb, 64)
         w = load_i32(qb, 128)
-        a = tile_dot(a, or_i(low_nibble(w), U0(h0)), x)
-        c = tile_dot(c, or_i(high_nibble(w), U0(h1)), x + 16 * S)
-        w = load_i32(qb, 192)
-        a = tile_dot(a, or_i(low_nibble(w), U1(h0)), x + 4 * S)
-        c = tile_dot(c, or_i(high_nibble(w), U1(h1)), x + 20 * S)
+        y = load_i32(qb, 192)
+        a = tile_dot_pair(a, or_i(low_nibble(w), U0(h0)), x, or_i(low_nibble(y), U1(h0)), x + 4 * S)
+        c = tile_dot_pair(c, or_i(high_nibble(w), U0(h1)), x + 16 * S, or_i(high_nibble(y), U1(h1)), x + 20 * S)
         w = load_i32(qb, 256)
-        a = tile_dot(a, or_i(low_nibble(w), U2(h0)), x + 8 * S)
-        c = tile_dot(c, or_i(high_nibble(w), U2(h1)), x + 24 * S)
-        w = load_i32(qb, 320)
-        a = tile_dot(a, or_i(low_nibble(w), U3(h0)), x + 12 * S)
-        c = tile_dot(c, or_i(high_nibble(w), U3(h1)), x + 28 * S)
+        y = load_i32(qb, 320)
+        a = tile_dot_pair(a, or_i(low_nibble(w), U2(h0)), x + 8 * S, or_i(low_nibble(y), U3(h0)), x + 12 * S)
+        c = tile_dot_pair(c, or_i(high_nibble(w), U2(h1)), x + 24 * S, or_i(high_nibble(y), U3(h1)), x + 28 * S)
         i = (b & 7) * 32
         a = tile_times_i(a, from_i8(load_i8(sb, i)))
         a = tile_add_times_i(a, c, from_i8(load_i8(sb, i + 16)))

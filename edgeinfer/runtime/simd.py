@@ -218,6 +218,21 @@ def _dot_avx2(b, acc, u, s, signed):
     return join(b, [one(*(part(b, v, i, 8) for v in (acc, u, s))) for i in (0, 8)])
 
 
+def emit_dot_avx2(b, acc, u, s):
+    """Two products with u of 0 .. 63: their sums of 16 bits, 2 x 2 x 63 x 128 at most, are added before they are widened."""
+    byte, word, half = ir.VectorType(I8, 32), ir.VectorType(I16, 16), ir.VectorType(I32, 8)
+    multiply = declare(b, "llvm.x86.avx2.pmadd.ub.sw", word, [byte, byte])
+    widen = declare(b, "llvm.x86.avx2.pmadd.wd", half, [word, word])
+    parts = []
+    for i in (0, 8):
+        total = None
+        for x, y in zip(u, s, strict=True):
+            product = b.call(multiply, (_bytes(b, part(b, x, i, 8)), _bytes(b, part(b, y, i, 8))))
+            total = product if total is None else b.add(total, product)
+        parts.append(b.add(part(b, acc, i, 8), b.call(widen, (total, const(word, 1)))))
+    return join(b, parts)
+
+
 def _dot_neon(b, acc, u, s, _signed):
     quad, byte = ir.VectorType(I32, 4), ir.VectorType(I8, 16)
     f = declare(b, "llvm.aarch64.neon.sdot.v4i32.v16i8", quad, [quad, byte, byte])
