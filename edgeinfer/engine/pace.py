@@ -14,18 +14,12 @@ from collections.abc import Callable
 __all__ = ["Pace"]
 
 LATE = 0.15  # of the threads' time spent waiting for late ones, from which fewer are tried; 0.03 on idle cores
-FULL_STEPS, FULL_S, LEAST_STEPS = (
-    24,
-    0.25,
-    4,
-)  # forwards after which a number is judged; or so long, with a few at least
+FULL_STEPS = 24  # forwards after which a number is judged,
+FULL_S, LEAST_STEPS = 0.25, 4  # or so long, with so many at least
 BETTER = 0.95  # of the time a forward takes now: what another number must stay below
 ALONE = 0.05  # of the time in which the caller's thread had no core, below which the neighbours seem to have gone
-FEWER_WAIT_S, MORE_WAIT_S, MOST_WAIT_S = (
-    0.5,
-    1.0,
-    10.0,
-)  # before a number is tried again, doubled each time it is in vain
+FEWER_WAIT_S, MORE_WAIT_S = 0.5, 1.0  # before a number is tried again, doubled each time it is in vain
+MOST_WAIT_S = 10.0
 ALONE_WAIT_S = 1.0  # the same where the neighbours seem to have gone, not doubled: they may sit on the other cores
 ROW = 0.2  # what a row more costs, in forwards of one row
 

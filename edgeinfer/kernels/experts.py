@@ -14,7 +14,7 @@ from ..plan.packing import PACKED_BYTES
 from ..runtime.layout import STATE_N
 from ..runtime.memory import field, field_f, load_float, load_s32, load_u8, store_float, store_s32, store_u8
 from ..runtime.simd import exp_f, load_bf16, load_f32, splat_f, top_f
-from ..runtime.tile import W1, tile_add_scaled, tile_load, tile_store, tile_zero_f
+from ..runtime.tile import W1, slots_of, tile_add_scaled, tile_load, tile_store, tile_zero_f
 from ..runtime.vec import Width, native
 from .floats import load_half_vector, make_group
 from .layout import SLOTS, share_start, thread_memory
@@ -99,10 +99,11 @@ def route(step, state, ith, nth):
 
 
 def quantized_row(dot, quant_bytes, scale_bytes):
-    """row(slots, step, acts, t, block, expert group) -> tile: 16 rows times one token's int8 values from a block on."""
+    """row(W, step, acts, t, block, expert group) -> tile: 16 rows times one token's int8 values from a block on."""
 
     @native
-    def row(W, slots, step, acts, t, block, nb, all_blocks, group):
+    def row(W, step, acts, t, block, nb, all_blocks, group):
+        slots = slots_of(W)
         q = field(step, QUANTS) + group * nb * quant_bytes
         s = field(step, SCALES) + group * nb * scale_bytes
         tile = acts + t // slots * field(step, TILE_BYTES) + t % slots * 4
@@ -119,7 +120,7 @@ def float_row(group_of, size):
     """The same for float weights and float32 rows, TILE_BYTES apart."""
 
     @native
-    def row(W, slots, step, acts, t, block, nb, all_blocks, group):
+    def row(W, step, acts, t, block, nb, all_blocks, group):
         w = field(step, QUANTS) + group * nb * 32 * 16 * size
         return group_of(W, w, acts + t * field(step, TILE_BYTES) + block * 128, 0, nb * 32)
 
@@ -138,13 +139,13 @@ def of_tokens(product):
             acts += memory
             route += memory
         if n == 1:
-            product(W1, 1, step, acts, route, ith, nth, n, memory + field(step, E_TMP))
+            product(W1, step, acts, route, ith, nth, n, memory + field(step, E_TMP))
         elif n == 2:
-            product(W1_OF_2, 2, step, acts, route, ith, nth, n, memory + field(step, E_TMP))
+            product(W1_OF_2, step, acts, route, ith, nth, n, memory + field(step, E_TMP))
         elif n <= 4:
-            product(W1_OF_4, 4, step, acts, route, ith, nth, n, memory + field(step, E_TMP))
+            product(W1_OF_4, step, acts, route, ith, nth, n, memory + field(step, E_TMP))
         else:
-            product(W1_OF_8, SLOTS, step, acts, route, ith, nth, n, memory + field(step, E_TMP))
+            product(W1_OF_8, step, acts, route, ith, nth, n, memory + field(step, E_TMP))
 
     return kernel
 
@@ -153,7 +154,7 @@ def make_experts(row):
     """The two kernels of a format."""
 
     @native
-    def up(W, slots, step, acts, route, ith, nth, n, tmp):
+    def up(W, step, acts, route, ith, nth, n, tmp):
         """Units of (rank, 16 rows of gate and up) are shared among the threads."""
         nb = field(step, COLS) // 32
         groups = field(step, GROUPS)
@@ -165,12 +166,12 @@ def make_experts(row):
             for t in range(n):
                 group = load_s32(route + t * field(step, ROUTE_STRIDE), j * 4) * groups + pair * 2
                 y = field(step, Y) + t * field(step, Y_STRIDE) + unit * 64
-                gate = row(W, slots, step, acts, t, 0, nb, nb, group)
-                other = row(W, slots, step, acts, t, 0, nb, nb, group + 1)
+                gate = row(W, step, acts, t, 0, nb, nb, group)
+                other = row(W, step, acts, t, 0, nb, nb, group + 1)
                 finish_pair(gate, other, y, 0, SILU, tmp)
 
     @native
-    def down(W, slots, step, acts, route, ith, nth, n, tmp):
+    def down(W, step, acts, route, ith, nth, n, tmp):
         """Rows are shared among the threads; a row adds its experts in the order of their rank."""
         nb = field(step, COLS) // 32
         groups = field(step, GROUPS)
@@ -181,7 +182,7 @@ def make_experts(row):
                 total = tile_zero_f(W)
                 for j in range(k):
                     group = load_s32(chosen, j * 4) * groups + g
-                    acc = row(W, slots, step, acts, t, j * nb, nb, k * nb, group)
+                    acc = row(W, step, acts, t, j * nb, nb, k * nb, group)
                     total = tile_add_scaled(total, acc, splat_f(load_float(chosen, (k + j) * 4)))
                 y = field(step, Y) + t * field(step, Y_STRIDE) + g * 64
                 total = tile_add_scaled(total, tile_load(W, y, 0), splat_f(f4(1.0)))

@@ -25,6 +25,7 @@ from ..runtime.tile import (
     narrow,
     rows_f32,
     rows_i32,
+    slots_of,
     tile_add,
     tile_add_times_i,
     tile_add_vec,
@@ -271,8 +272,9 @@ def _direct(dot, quant_bytes, scale_bytes):
     """The product from the packed bits."""
 
     @native
-    def direct(W, slots, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp, bias):
+    def direct(W, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp, bias):
         """Groups g0..g1 times m tokens, from the packed bits: a group meets all its tiles while it is in the cache."""
+        slots = slots_of(W)
         each = 2 if rows_alternate(mode) else 1
         for g in range(g0, g1, each):
             h = g + 1
@@ -335,13 +337,13 @@ def make_matmul(dot, unpack, gemm, quant_bytes, scale_bytes, bytes_already=False
         tile_bytes = field(step, TILE_BYTES)
         bias = field(step, BIAS)
         if m == 1:
-            direct(W1, 1, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp, bias)
+            direct(W1, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp, bias)
         elif m == 2:
-            direct(W2, 2, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp, bias)
+            direct(W2, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp, bias)
         elif m > 0 and m <= 4:
-            direct4(W4, 4, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp, bias)
+            direct4(W4, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp, bias)
         elif m > 0 and (straight or m <= STRAIGHT_TOKENS):
-            direct8(W_GEMM, SLOTS, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp, bias)
+            direct8(W_GEMM, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp, bias)
         elif m > 0:
             tiles = (m + SLOTS - 1) // SLOTS
             unpacked(q, s, g0, g1, acts, tile_bytes, tiles, nb, y, stride, mode, tmp, bias)

@@ -5,6 +5,8 @@ No fast-math flag is used anywhere: sums have one fixed order, and a NaN stays a
 
 from __future__ import annotations
 
+import functools
+
 from llvmlite import ir
 from numba import types
 
@@ -201,36 +203,33 @@ def _dot_256(b, acc, u, s, _signed):
     return join(b, [b.call(f, (a, _bytes(b, x), _bytes(b, y))) for a, x, y in cut])
 
 
-def _dot_avx2(b, acc, u, s, signed):
-    """Pairs are summed in 16 bits, which holds 2 x 128 x 127. A sign of the weight goes over to the other side."""
+def emit_dot_avx2(b, acc, us, ss, signed=False):
+    """A product with u of 0 .. 127, or two of 0 .. 63, whose sums of 16 bits are added before they are widened.
+
+    2 x 127 x 128 and 2 x 2 x 63 x 128 stay below 2^15. Signed: a sign of the weight goes over to the other side.
+    """
     byte, word, half = ir.VectorType(I8, 32), ir.VectorType(I16, 16), ir.VectorType(I32, 8)
     multiply = declare(b, "llvm.x86.avx2.pmadd.ub.sw", word, [byte, byte])
     widen = declare(b, "llvm.x86.avx2.pmadd.wd", half, [word, word])
     sign = declare(b, "llvm.x86.avx2.psign.b", byte, [byte, byte])
     size = declare(b, "llvm.abs.v32i8", byte, [byte, I1])
 
-    def one(a, x, y):
+    def one(x, y):
         x, y = _bytes(b, x), _bytes(b, y)
         if signed:
             x, y = b.call(size, (x, I1(0))), b.call(sign, (y, x))
-        return b.add(a, b.call(widen, (b.call(multiply, (x, y)), const(word, 1))))
+        return b.call(multiply, (x, y))
 
-    return join(b, [one(*(part(b, v, i, 8) for v in (acc, u, s))) for i in (0, 8)])
-
-
-def emit_dot_avx2(b, acc, u, s):
-    """Two products with u of 0 .. 63: their sums of 16 bits, 2 x 2 x 63 x 128 at most, are added before they are widened."""
-    byte, word, half = ir.VectorType(I8, 32), ir.VectorType(I16, 16), ir.VectorType(I32, 8)
-    multiply = declare(b, "llvm.x86.avx2.pmadd.ub.sw", word, [byte, byte])
-    widen = declare(b, "llvm.x86.avx2.pmadd.wd", half, [word, word])
     parts = []
     for i in (0, 8):
-        total = None
-        for x, y in zip(u, s, strict=True):
-            product = b.call(multiply, (_bytes(b, part(b, x, i, 8)), _bytes(b, part(b, y, i, 8))))
-            total = product if total is None else b.add(total, product)
+        products = [one(part(b, u, i, 8), part(b, s, i, 8)) for u, s in zip(us, ss, strict=True)]
+        total = functools.reduce(b.add, products)
         parts.append(b.add(part(b, acc, i, 8), b.call(widen, (total, const(word, 1)))))
     return join(b, parts)
+
+
+def _dot_avx2(b, acc, u, s, signed):
+    return emit_dot_avx2(b, acc, (u,), (s,), signed)
 
 
 def _dot_neon(b, acc, u, s, _signed):
