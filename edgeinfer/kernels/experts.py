@@ -109,9 +109,9 @@ def quantized_row(dot, quant_bytes, scale_bytes):
         tile = acts + t // slots * field(step, TILE_BYTES) + t % slots * 4
         xd = tile + all_blocks * 32 * slots
         xs = xd + all_blocks * 4 * slots
-        xh = xs + all_blocks * 4 * slots
+        xh = xs + all_blocks * 8 * slots
         at = block * 4 * slots
-        return dot(W, q, s, tile + at * 8, xd + at, xs + at, xh + 2 * at, nb)
+        return dot(W, q, s, tile + at * 8, xd + at, xs + 2 * at, xh + 2 * at, nb)
 
     return row
 

@@ -45,7 +45,7 @@ def make_table(values, scale_of):
         S = slots_of(W)
         acc = tile_zero_f(W)
         for b in range(nb):
-            a = sums(tile_start_signed(W, xs + b * 4 * S), q + b * 256, xq + b * 32 * S, S)
+            a = sums(tile_start_signed(W, xs + b * 8 * S), q + b * 256, xq + b * 32 * S, S)
             acc = tile_scale(acc, a, scale_of(s, b), xd + b * 4 * S)
         return acc
 

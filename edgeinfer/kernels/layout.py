@@ -4,7 +4,8 @@ Activation tile of S slots, nb blocks of 32 values. One token has a tile of one 
 so that they lie side by side in the cache; more have tiles of eight.
     int8    [nb][8 quads][S][4]     four consecutive values of a token side by side, so that one broadcast feeds 16 rows
     float32 [nb][S]                 the block's scale
-    int32   [nb][S]                 -8 x the block's sum: zero points and minima cost one multiply
+    [nb] of int32 [S]               -8 x the block's sum: zero points cost nothing
+        and float32 [S]             the block's sum x its scale: minima cost one multiply-add
     int32   [2 nb][S]               -32 x the sum of each half block (Q6_K's zero point)
 
 KV page of 64 positions: for each KV head its keys, then for each its values, as the KV type stores them (`kv_f16` and kin).

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ..plan.fields import MODES, indices
 from ..runtime.layout import STATE_N, STATE_N_OUT
-from ..runtime.memory import field
+from ..runtime.memory import field, prefetch
 from ..runtime.simd import gelu_f, load_f32, mul_f, silu_f, store_f32
 from ..runtime.tile import (
     NARROW,
@@ -27,6 +27,7 @@ from ..runtime.tile import (
     rows_i32,
     slots_of,
     tile_add,
+    tile_add_floats,
     tile_add_times_i,
     tile_add_vec,
     tile_dot,
@@ -55,11 +56,22 @@ from .layout import SLOTS, share_start, thread_memory
 ADD, SILU, GELU, INTO = MODES["add"], MODES["silu"], MODES["gelu"], MODES["silu_into"]
 W_GEMM = {8: W8, 4: W4_OF_8, 2: W2_OF_8}[target().width]
 GEMM_TOKENS = target().width
-# Up to so many, unpacking costs more than it saves (SmolLM2, 32 tokens: 3 to 6 % in Q4_1, Q4_K_M, Q5_0 with AVX-512; with
-# AVX2 Q4_0 would gain 6 % and Q4_K_M lose 17 %).
-STRAIGHT_TOKENS = 32 if target().dot == "vpdpbusd512" else 16
+WIDE = target().dot == "vpdpbusd512"
+# Up to so many, unpacking costs more than it saves. With AVX-512 a format may say more: there the units that multiply are the
+# limit, and those that mask and shift have time (1.5B, 128 tokens: 2 % faster in Q4_0, Q4_K and Q6_K, 48 tokens: 7 %; Q5_0 is
+# 2 % slower). With AVX2, at 32, Q4_0 would gain 6 % and Q4_K_M lose 17 %.
+STRAIGHT_TOKENS = 32 if WIDE else 16
+ALWAYS = 1 << 30
 # Unpacked group in thread memory: bytes [nb][8][16][4], then one float32 vector [nb][16] and two of either kind.
 BLOCK_BYTES = 512
+
+
+@native
+def ask_ahead(start, size, part, parts):
+    """Ask for a part of the bytes from start on, which are packed weights that are wanted next: nothing else reads memory
+    while a group meets its tiles."""
+    for at in range(size * part // parts, size * (part + 1) // parts, 64):
+        prefetch(start, at)
 
 
 @native
@@ -148,7 +160,7 @@ def gemm_scaled(start, sums):
     def gemm(W, w, d, m, xq, xd, xs, xh, nb):
         acc = tile_zero_f(W)
         for b in range(nb):
-            a = sums(start(W, xs + b * 4 * SLOTS), W, w + b * 512, xq + b * 32 * SLOTS, SLOTS)
+            a = sums(start(W, xs + b * 8 * SLOTS), W, w + b * 512, xq + b * 32 * SLOTS, SLOTS)
             acc = tile_scale(acc, a, rows_f32(W, d, b * 64), xd + b * 4 * SLOTS)
         return acc
 
@@ -157,12 +169,12 @@ def gemm_scaled(start, sums):
 
 @native
 def gemm_with_min(W, w, d, m, xq, xd, xs, xh, nb):
-    """Blocks with a scale and a minimum, the minimum held times -1/8 (Q4_1, Q5_1, Q4_K, Q5_K)."""
+    """Blocks with a scale and a minimum, which is added (Q4_1, Q5_1, Q4_K, Q5_K)."""
     acc = tile_zero_f(W)
     for b in range(nb):
         a = sum_bytes(tile_zero_i(W), W, w + b * 512, xq + b * 32 * SLOTS, SLOTS)
         acc = tile_scale(acc, a, rows_f32(W, d, b * 64), xd + b * 4 * SLOTS)
-        acc = tile_scale_words(acc, rows_f32(W, m, b * 64), xs + b * 4 * SLOTS, xd + b * 4 * SLOTS)
+        acc = tile_add_floats(acc, rows_f32(W, m, b * 64), xs + b * 8 * SLOTS + 4 * SLOTS)
     return acc
 
 
@@ -252,11 +264,12 @@ def _unpacked(unpack, gemm, quant_bytes, scale_bytes, bytes_already):
             b0 = q + g * nb * quant_bytes if bytes_already else w0
             b1 = q + (g + 1) * nb * quant_bytes if bytes_already else w1
             for t in range(tiles):
+                ask_ahead(q + (g + each) * nb * quant_bytes, each * nb * quant_bytes, t, tiles)
                 for part in range(0, SLOTS, GEMM_TOKENS):
                     xq = acts + t * tile_bytes + part * 4
                     xd = xq + nb * 32 * SLOTS
                     xs = xd + nb * 4 * SLOTS
-                    xh = xs + nb * 4 * SLOTS
+                    xh = xs + nb * 8 * SLOTS
                     out = y + (t * SLOTS + part) * stride
                     acc = biased(gemm(W_GEMM, b0, w0 + nb * 512, w0 + nb * 576, xq, xd, xs, xh, nb), bias, g)
                     if each == 2:
@@ -282,7 +295,7 @@ def _direct(dot, quant_bytes, scale_bytes):
                 xq = acts + t // slots * tile_bytes + t % slots * 4
                 xd = xq + nb * 32 * slots
                 xs = xd + nb * 4 * slots
-                xh = xs + nb * 4 * slots
+                xh = xs + nb * 8 * slots
                 out = y + t * stride
                 acc = dot(W, q + g * nb * quant_bytes, s + g * nb * scale_bytes, xq, xd, xs, xh, nb)
                 acc = biased(acc, bias, g)
@@ -296,7 +309,7 @@ def _direct(dot, quant_bytes, scale_bytes):
     return direct
 
 
-def make_matmul(dot, unpack, gemm, quant_bytes, scale_bytes, bytes_already=False):
+def make_matmul(dot, unpack, gemm, quant_bytes, scale_bytes, bytes_already=False, straight_tokens=STRAIGHT_TOKENS):
     """The matmul kernel of a format.
 
     dot(W, q, s, xq, xd, xs, xh, nb) -> tile: 16 rows, straight from packed quants q and scales s
@@ -305,14 +318,18 @@ def make_matmul(dot, unpack, gemm, quant_bytes, scale_bytes, bytes_already=False
     quant_bytes, scale_bytes: bytes of 16 rows x 32 values in the two streams (a format with blocks of 256 divides)
     bytes_already: the packed quants are the bytes w, and serve any number of tokens; unpack makes d alone, which pays where
         tiles are narrow.
+    straight_tokens: up to so many read the packed bits with AVX-512
     """
-    straight = bytes_already and not narrow()
+    if bytes_already and not narrow():
+        straight_tokens = ALWAYS
+    elif not WIDE:
+        straight_tokens = STRAIGHT_TOKENS
     direct = _direct(dot, quant_bytes, scale_bytes)
     direct4 = direct8 = direct
     if bytes_already and narrow():
         direct4 = _direct(_dot_by_halves(dot, NARROW), quant_bytes, scale_bytes)
         direct8 = _direct(_dot_by_halves(dot, NARROW_OF_8), quant_bytes, scale_bytes)
-    if straight:
+    if straight_tokens == ALWAYS:
         unpacked = _nothing
     else:
         unpacked = _unpacked(unpack, gemm, quant_bytes, scale_bytes, bytes_already)
@@ -342,7 +359,7 @@ def make_matmul(dot, unpack, gemm, quant_bytes, scale_bytes, bytes_already=False
             direct(W2, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp, bias)
         elif m > 0 and m <= 4:
             direct4(W4, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp, bias)
-        elif m > 0 and (straight or m <= STRAIGHT_TOKENS):
+        elif m > 0 and m <= straight_tokens:
             direct8(W_GEMM, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp, bias)
         elif m > 0:
             tiles = (m + SLOTS - 1) // SLOTS

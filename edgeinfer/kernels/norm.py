@@ -61,7 +61,7 @@ def quantize_row(x, acts, nb, slots, slot, tmp):
     cols = nb * 32
     scales = acts + cols * slots
     sums = scales + nb * 4 * slots
-    halves = sums + nb * 4 * slots
+    halves = sums + nb * 8 * slots
     for b in range(nb):
         v0 = load_f32(x, b * 128)
         v1 = load_f32(x, b * 128 + 64)
@@ -82,8 +82,11 @@ def quantize_row(x, acts, nb, slots, slot, tmp):
         at = (b * slots + slot) * 4
         s0 = sum_i(i0)
         s1 = sum_i(i1)
-        store_float(scales, at, largest * f4(1.0 / 127.0) + nan)
+        scale = largest * f4(1.0 / 127.0) + nan
+        store_float(scales, at, scale)
+        at += b * 4 * slots
         store_s32(sums, at, np.int32(-8) * (s0 + s1))
+        store_float(sums, at + 4 * slots, f4(s0 + s1) * scale)
         store_s32(halves, (2 * b * slots + slot) * 4, np.int32(-32) * s0)
         store_s32(halves, (2 * b * slots + slots + slot) * 4, np.int32(-32) * s1)
 

@@ -23,13 +23,13 @@ from ..runtime.simd import (
     to_f32,
     to_float,
 )  # fmt: skip
-from ..runtime.tile import slots_of, tile_dot_pair, tile_scale, tile_start, tile_zero_f, tile_zero_i
+from ..runtime.tile import slots_of, tile_add_floats, tile_dot_pair, tile_scale, tile_zero_f, tile_zero_i
 from ..runtime.vec import inner, native
 from .embed import make_embed
 from .matmul import gemm_with_min, make_matmul
 from .pack import make_pack
 
-EIGHTH = np.float32(0.125)  # the minimum is subtracted, and the activation side carries -8 x its sum
+MINUS = np.float32(-1)
 
 
 @native
@@ -61,15 +61,15 @@ def scale_of(s, j):
 
 @native
 def min_of(s, j):
-    """dmin mn / 8 of sub-block j."""
-    return mul_f(mul_f(to_f32(load_f16(s, 288)), splat_f(EIGHTH)), to_float(from_u8(load_i8(s, 128 + j * 16))))
+    """-dmin mn of sub-block j."""
+    return mul_f(mul_f(to_f32(load_f16(s, 288)), splat_f(MINUS)), to_float(from_u8(load_i8(s, 128 + j * 16))))
 
 
 @inner
-def add_block(acc, a, W, s, j, xd, xs):
+def add_block(acc, a, S, s, j, xd, xs):
     """acc += the integer sums `a` of sub-block j, scaled, less the minimum."""
     acc = tile_scale(acc, a, scale_of(s, j), xd)
-    return tile_scale(acc, tile_start(W, xs), min_of(s, j), xd)
+    return tile_add_floats(acc, min_of(s, j), xs + 4 * S)
 
 
 @native
@@ -90,8 +90,8 @@ def dot(W, q, s, xq, xd, xs, xh, nb):
                 y = load_i32(qb, v * 64 + 64)
                 a0 = tile_dot_pair(a0, low_nibble(w), x0 + v * 4 * S, low_nibble(y), x0 + (v + 1) * 4 * S)
                 a1 = tile_dot_pair(a1, high_nibble(w), x1 + v * 4 * S, high_nibble(y), x1 + (v + 1) * 4 * S)
-            acc = add_block(acc, a0, W, sb, 2 * p, xd + b * 4 * S, xs + b * 4 * S)
-            acc = add_block(acc, a1, W, sb, 2 * p + 1, xd + (b + 1) * 4 * S, xs + (b + 1) * 4 * S)
+            acc = add_block(acc, a0, S, sb, 2 * p, xd + b * 4 * S, xs + b * 8 * S)
+            acc = add_block(acc, a1, S, sb, 2 * p + 1, xd + (b + 1) * 4 * S, xs + (b + 1) * 8 * S)
     return acc
 
 
@@ -134,7 +134,7 @@ def decode_block(source, x, scale):
 
 
 KERNELS = {
-    "matmul.q4_k": make_matmul(dot, unpack, gemm_with_min, 256, 40),
+    "matmul.q4_k": make_matmul(dot, unpack, gemm_with_min, 256, 40, straight_tokens=256),
     "pack.q4_k": make_pack(pack_block, 144, 8, 2048, 320),
     "embed.q4_k": make_embed(decode_block, 144, 256),
 }

@@ -96,7 +96,7 @@ def dot(W, q, s, xq, xd, xs, xh, nb):
     S = slots_of(W)
     acc = tile_zero_f(W)
     for b in range(nb):
-        a = sum_five(tile_start2(W, xs + b * 4 * S), q + b * 320, xq + b * 32 * S, S)
+        a = sum_five(tile_start2(W, xs + b * 8 * S), q + b * 320, xq + b * 32 * S, S)
         acc = tile_scale(acc, a, to_f32(load_f16(s, b * 32)), xd + b * 4 * S)
     return acc
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from ..runtime.memory import load_half, load_u8, load_u16, load_u32, store_float, store_u16
-from ..runtime.simd import centred, load_f16, mul_f, splat_f, store_f32, to_f32
-from ..runtime.tile import slots_of, tile_scale, tile_start, tile_zero_f, tile_zero_i
+from ..runtime.simd import centred, load_f16, store_f32, to_f32
+from ..runtime.tile import slots_of, tile_add_floats, tile_scale, tile_zero_f, tile_zero_i
 from ..runtime.vec import native
 from .embed import make_embed
 from .matmul import gemm_with_min, make_matmul
 from .pack import make_pack
-from .q4_1 import EIGHTH
 from .q5_0 import five_unpacker, pack_five, sum_five
 
 unpack_five = five_unpacker(centred(0))
@@ -24,8 +23,7 @@ def dot(W, q, s, xq, xd, xs, xh, nb):
     for b in range(nb):
         a = sum_five(tile_zero_i(W), q + b * 320, xq + b * 32 * S, S)
         acc = tile_scale(acc, a, to_f32(load_f16(s, b * 64)), xd + b * 4 * S)
-        m = mul_f(to_f32(load_f16(s, b * 64 + 32)), splat_f(EIGHTH))
-        acc = tile_scale(acc, tile_start(W, xs + b * 4 * S), m, xd + b * 4 * S)
+        acc = tile_add_floats(acc, to_f32(load_f16(s, b * 64 + 32)), xs + b * 8 * S + 4 * S)
     return acc
 
 
@@ -34,7 +32,7 @@ def unpack(q, s, w, d, m, nb):
     for b in range(nb):
         unpack_five(q + b * 320, w + b * 512)
         store_f32(d, b * 64, to_f32(load_f16(s, b * 64)))
-        store_f32(m, b * 64, mul_f(to_f32(load_f16(s, b * 64 + 32)), splat_f(EIGHTH)))
+        store_f32(m, b * 64, to_f32(load_f16(s, b * 64 + 32)))
 
 
 def pack_block(source, q, s, r):

@@ -65,19 +65,19 @@ def dot(W, q, s, xq, xd, xs, xh, nb):
         qb = q + B * 2560
         x = xq + B * 256 * S
         d = xd + B * 32 * S
-        m = xs + B * 32 * S
+        m = xs + B * 64 * S
         a0, a1 = sums0(W, qb, x, x + 32 * S, S)
-        acc = add_block(acc, a0, W, sb, 0, d, m)
-        acc = add_block(acc, a1, W, sb, 1, d + 4 * S, m + 4 * S)
+        acc = add_block(acc, a0, S, sb, 0, d, m)
+        acc = add_block(acc, a1, S, sb, 1, d + 4 * S, m + 8 * S)
         a0, a1 = sums1(W, qb, x + 64 * S, x + 96 * S, S)
-        acc = add_block(acc, a0, W, sb, 2, d + 8 * S, m + 8 * S)
-        acc = add_block(acc, a1, W, sb, 3, d + 12 * S, m + 12 * S)
+        acc = add_block(acc, a0, S, sb, 2, d + 8 * S, m + 16 * S)
+        acc = add_block(acc, a1, S, sb, 3, d + 12 * S, m + 24 * S)
         a0, a1 = sums2(W, qb, x + 128 * S, x + 160 * S, S)
-        acc = add_block(acc, a0, W, sb, 4, d + 16 * S, m + 16 * S)
-        acc = add_block(acc, a1, W, sb, 5, d + 20 * S, m + 20 * S)
+        acc = add_block(acc, a0, S, sb, 4, d + 16 * S, m + 32 * S)
+        acc = add_block(acc, a1, S, sb, 5, d + 20 * S, m + 40 * S)
         a0, a1 = sums3(W, qb, x + 192 * S, x + 224 * S, S)
-        acc = add_block(acc, a0, W, sb, 6, d + 24 * S, m + 24 * S)
-        acc = add_block(acc, a1, W, sb, 7, d + 28 * S, m + 28 * S)
+        acc = add_block(acc, a0, S, sb, 6, d + 24 * S, m + 48 * S)
+        acc = add_block(acc, a1, S, sb, 7, d + 28 * S, m + 56 * S)
     return acc
 
 

@@ -124,7 +124,7 @@ def decode_block(source, x, scale):
 
 
 KERNELS = {
-    "matmul.q6_k": make_matmul(dot, unpack, gemm_q6, 384, 36),
+    "matmul.q6_k": make_matmul(dot, unpack, gemm_q6, 384, 36, straight_tokens=128),
     "pack.q6_k": make_pack(pack_block, 210, 8, 3072, 288),
     "embed.q6_k": make_embed(decode_block, 210, 256),
 }

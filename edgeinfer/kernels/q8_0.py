@@ -18,7 +18,7 @@ def dot(W, q, s, xq, xd, xs, xh, nb):
     S = slots_of(W)
     acc = tile_zero_f(W)
     for b in range(nb):
-        a = sum_signed(tile_start_signed(W, xs + b * 4 * S), W, q + b * 512, xq + b * 32 * S, S)
+        a = sum_signed(tile_start_signed(W, xs + b * 8 * S), W, q + b * 512, xq + b * 32 * S, S)
         acc = tile_scale(acc, a, rows_f16(W, s, b * 32), xd + b * 4 * S)
     return acc
 

@@ -16,8 +16,8 @@ FLOATS = ("f32", "f16", "bf16")
 
 
 def tile_bytes(cols: int, slots: int = 8) -> int:
-    """Bytes of an activation tile: int8 values, scales, sums and half sums (see kernels/layout)."""
-    return (cols + cols // 32 * 16) * slots
+    """Bytes of an activation tile: int8 values, scales, sums of both kinds and half sums (see kernels/layout)."""
+    return (cols + cols // 32 * 20) * slots
 
 
 def rounded(n: int, to: int = 64) -> int:

@@ -130,13 +130,14 @@ class KernelLibrary:
 
         if progress:
             progress(f"compiling kernels for this CPU ({self.isa.name}), once: 0/{len(todo)}")
-        # NUMBA_* of the user must not change what is compiled; the package may be a checkout that is not installed.
+        # NUMBA_* of the user must not change what is compiled; the package may be a checkout that is not installed. `-m` looks
+        # into the current folder before all others, where something else of our name may lie.
         environment = child_environment(drop="NUMBA_", first_on_path=_PACKAGE.parent)
         command = [
             sys.executable,
             "-m",
             "edgeinfer.kernels.compile",
-            str(target),
+            str(target.absolute()),
             f"{self.isa.arch}/{self.isa.name}",
         ]
         children: list[subprocess.Popen[str]] = []
@@ -144,7 +145,7 @@ class KernelLibrary:
             for i in range(workers):
                 child = subprocess.Popen(
                     [*command, *todo[i::workers]], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                    env=environment, stdin=subprocess.DEVNULL,
+                    env=environment, stdin=subprocess.DEVNULL, cwd=_PACKAGE.parent,
                 )  # fmt: skip
                 children.append(child)
             watchers = [threading.Thread(target=watch, args=(c,), daemon=True) for c in children]

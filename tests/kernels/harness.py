@@ -167,13 +167,14 @@ def tiles(q: NDArray[np.int8], scales: NDArray[np.float32], slots: int) -> tuple
     factors = np.full((count * slots, nb), 1e3, np.float32)
     factors[:n] = scales
     wide = padded.astype(np.int32)
-    sums = -8 * wide.reshape(-1, nb, 32).sum(2)
+    totals = wide.reshape(-1, nb, 32).sum(2)
+    sums = np.stack([(-8 * totals).astype(np.int32), (totals * factors).astype(np.float32).view(np.int32)], axis=1)
     halves = -32 * wide.reshape(-1, 2 * nb, 16).sum(2)
     pieces = []
     for t in range(count):
         rows = slice(t * slots, (t + 1) * slots)
         quads = padded[rows].reshape(slots, cols // 4, 4).transpose(1, 0, 2)
-        for piece in (quads, factors[rows].T, sums[rows].T.astype(np.int32), halves[rows].T.astype(np.int32)):
+        for piece in (quads, factors[rows].T, sums[rows].transpose(2, 1, 0), halves[rows].T.astype(np.int32)):
             pieces.append(np.ascontiguousarray(piece).reshape(-1).view(np.uint8))
     buffer = Buffer.of(np.concatenate(pieces))
     return buffer, buffer.bytes.size // count

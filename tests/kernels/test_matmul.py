@@ -18,7 +18,8 @@ from tests.kernels.harness import ISAS, SCALES, THREAD_BYTES, Buffer, Kernels, k
 
 NATIVE = [fmt.name for fmt in FORMATS.values() if fmt.native]
 FLOATS = ("F32", "F16", "BF16")
-COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 64)
+MANY = 264  # so many that every format that is ever unpacked is unpacked
+COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 40, MANY)
 ROWS = 55  # not a multiple of 16
 TMP = 4096  # where a product's own memory starts in a thread's
 STATED_ERROR = 2e-6  # of the sum of the absolute products
@@ -32,7 +33,7 @@ def widths(name: str) -> list[int]:
 class Problem:
     """Random weights and activations of one shape, and what their product is."""
 
-    def __init__(self, kernels: Kernels, fmt: Format, cols: int, rows: int = ROWS, n: int = 64, seed: int = 0):
+    def __init__(self, kernels: Kernels, fmt: Format, cols: int, rows: int = ROWS, n: int = MANY, seed: int = 0):
         rng = np.random.default_rng([seed, cols, fmt.type_id])
         self.kernels, self.fmt, self.cols, self.rows = kernels, fmt, cols, rows
         self.floats = fmt.name in FLOATS
@@ -97,7 +98,7 @@ def test_products(isa: str, name: str) -> None:
     fmt = by_name(name)
     for cols in widths(name):
         problem = Problem(kernels_of(isa), fmt, cols)
-        whole = problem.run(64)
+        whole = problem.run(MANY)
         assert (np.abs(whole[:, :ROWS] - problem.product) <= problem.bound).all()
         assert (whole[:, ROWS:] == 0).all()
         for n in COUNTS:
@@ -129,12 +130,12 @@ def act(mode: str, x: NDArray[np.float64]) -> NDArray[np.float64]:
 @pytest.mark.parametrize("name", ["Q5_0", "Q4_1", "Q6_K", "F32"])
 def test_adding_and_joining(isa: str, name: str) -> None:
     fmt = by_name(name)
-    problem = Problem(kernels_of(isa), fmt, 256, rows=96, n=17)
-    y = np.random.default_rng(1).standard_normal((17, 96)).astype(np.float32)
-    pairs = problem.product.reshape(17, 3, 2, 16)
-    bounds = problem.bound.reshape(17, 3, 2, 16)
-    gate, up = pairs[:, :, 0].reshape(17, 48), pairs[:, :, 1].reshape(17, 48)
-    slack = (bounds[:, :, 0] * np.abs(pairs[:, :, 1]) + bounds[:, :, 1] * np.abs(pairs[:, :, 0])).reshape(17, 48)
+    problem = Problem(kernels_of(isa), fmt, 256, rows=96, n=MANY)
+    y = np.random.default_rng(1).standard_normal((MANY, 96)).astype(np.float32)
+    pairs = problem.product.reshape(MANY, 3, 2, 16)
+    bounds = problem.bound.reshape(MANY, 3, 2, 16)
+    gate, up = pairs[:, :, 0].reshape(MANY, 48), pairs[:, :, 1].reshape(MANY, 48)
+    slack = (bounds[:, :, 0] * np.abs(pairs[:, :, 1]) + bounds[:, :, 1] * np.abs(pairs[:, :, 0])).reshape(MANY, 48)
     wanted = {"add": (y + problem.product, problem.bound + 1e-6)}
     for mode in ("silu", "gelu"):
         joined = act(mode, gate) * up
@@ -144,7 +145,7 @@ def test_adding_and_joining(isa: str, name: str) -> None:
     assert set(wanted) == set(MODES) - {"store"}
     for mode, (want, allowed) in wanted.items():
         there = y if mode == "add" or "into" in mode else None
-        whole = problem.run(17, mode=mode, y=there)
+        whole = problem.run(MANY, mode=mode, y=there)
         assert (np.abs(whole - want) <= allowed).all(), mode
         for n in (1, 2, 4, 9):
             for nth in (1, 3):
@@ -156,13 +157,13 @@ def test_adding_and_joining(isa: str, name: str) -> None:
 @pytest.mark.parametrize("name", ["Q4_0", "Q8_0", "Q6_K", "F32"])
 def test_biases(isa: str, name: str) -> None:
     """Added to each row before anything else is done with it, for any number of tokens."""
-    problem = Problem(kernels_of(isa), by_name(name), 256, rows=96, n=40)
+    problem = Problem(kernels_of(isa), by_name(name), 256, rows=96, n=MANY)
     bias = np.random.default_rng(2).standard_normal(96).astype(np.float32)
-    y = np.random.default_rng(1).standard_normal((40, 96)).astype(np.float32)
+    y = np.random.default_rng(1).standard_normal((MANY, 96)).astype(np.float32)
     biased = problem.product + bias
-    pairs, bounds = biased.reshape(40, 3, 2, 16), problem.bound.reshape(40, 3, 2, 16)
-    gate, up = pairs[:, :, 0].reshape(40, 48), pairs[:, :, 1].reshape(40, 48)
-    slack = (bounds[:, :, 0] * np.abs(pairs[:, :, 1]) + bounds[:, :, 1] * np.abs(pairs[:, :, 0])).reshape(40, 48)
+    pairs, bounds = biased.reshape(MANY, 3, 2, 16), problem.bound.reshape(MANY, 3, 2, 16)
+    gate, up = pairs[:, :, 0].reshape(MANY, 48), pairs[:, :, 1].reshape(MANY, 48)
+    slack = (bounds[:, :, 0] * np.abs(pairs[:, :, 1]) + bounds[:, :, 1] * np.abs(pairs[:, :, 0])).reshape(MANY, 48)
     joined = act("silu", gate) * up
     wanted = {
         "store": (biased, problem.bound + 1e-6),
@@ -171,7 +172,7 @@ def test_biases(isa: str, name: str) -> None:
     }
     for mode, (want, allowed) in wanted.items():
         there = y if mode == "add" else None
-        whole = problem.run(40, mode=mode, y=there, bias=bias)
+        whole = problem.run(MANY, mode=mode, y=there, bias=bias)
         assert (np.abs(whole - want) <= allowed).all(), mode
         for n in (1, 2, 4, 17):
             rows = problem.run(n, 3, mode, None if there is None else there[:n], bias=bias)
@@ -190,7 +191,7 @@ def test_activations_in_private_memory(isa: str, name: str) -> None:
 def test_extreme_values_do_not_overflow(isa: str, name: str) -> None:
     """All weights and activations as large as they can be: integer sums stay exact."""
     fmt = by_name(name)
-    problem = Problem(kernels_of(isa), fmt, 768, rows=32, n=33)  # so many that groups are unpacked
+    problem = Problem(kernels_of(isa), fmt, 768, rows=32, n=MANY)
     if fmt.block_size > 1:
         raw: NDArray[np.uint8] = np.full((32, 768 // fmt.block_size, fmt.block_bytes), 0xFF, np.uint8)
         raw[16:] = 0x7F if fmt.name == "Q8_0" else 0
@@ -206,13 +207,13 @@ def test_extreme_values_do_not_overflow(isa: str, name: str) -> None:
         assert fmt.dequantize is not None
         problem.w = fmt.dequantize(raw).astype(np.float64)
         problem.quants, problem.scales = problem.kernels.pack(fmt, raw)
-    problem.q[:] = np.where(np.arange(33) % 2, -127, 127)[:, None]
+    problem.q[:] = np.where(np.arange(MANY) % 2, -127, 127)[:, None]
     problem.d[:] = 1
     problem.h[:] = 100
     x = problem.h if problem.floats else problem.q
     want = x.astype(np.float64) @ problem.w.T
     bound = STATED_ERROR * np.abs(x.astype(np.float64)) @ np.abs(problem.w.T)
-    for n in (1, 2, 9, 33):
+    for n in (1, 2, 9, MANY):
         assert (np.abs(problem.run(n) - want[:n]) <= bound[:n]).all()
 
 

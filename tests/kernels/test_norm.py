@@ -12,7 +12,7 @@ from tests.engine.trace import read_tiles
 from tests.kernels.harness import ISAS, Buffer, kernels_of
 
 COLS = 96
-TILE = (COLS + COLS // 32 * 16) * 8
+TILE = (COLS + COLS // 32 * 20) * 8
 EPS = 1e-5
 
 
