@@ -10,6 +10,7 @@ from ..runtime.simd import high_nibble, load_f16, load_i32, lookup, low_nibble, 
 from ..runtime.tile import slots_of, tile_dot_signed, tile_scale, tile_start_signed, tile_zero_f
 from ..runtime.vec import inner, native
 from .embed import make_embed
+from .layout import ask
 from .matmul import gemm_signed, make_matmul
 from .pack import make_pack
 from .q4_0 import nibble_unpacker, pack_block
@@ -45,6 +46,7 @@ def make_table(values, scale_of):
         S = slots_of(W)
         acc = tile_zero_f(W)
         for b in range(nb):
+            ask(W, q + b * 256, 4)
             a = sums(tile_start_signed(W, xs + b * 8 * S), q + b * 256, xq + b * 32 * S, S)
             acc = tile_scale(acc, a, scale_of(s, b), xd + b * 4 * S)
         return acc

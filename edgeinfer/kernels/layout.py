@@ -14,12 +14,15 @@ KV page of 64 positions: for each KV head its keys, then for each its values, as
 from __future__ import annotations
 
 from ..runtime.layout import STATE_GROUP_STRIDE, STATE_SLOT_STRIDE, STATE_TABLES, STATE_THREAD, STATE_THREAD_STRIDE
-from ..runtime.memory import field
-from ..runtime.vec import native
+from ..runtime.memory import field, prefetch
+from ..runtime.tile import count_of, slots_of
+from ..runtime.vec import inner, native, target
 
 SLOTS = 8
 PAGE = 64
 PAGE_SHIFT = 6
+AHEAD = 16 << 10
+ASKS = target().arch == "x86_64"  # not measured on other CPUs
 BLOCK = 256  # positions that attention sums as one unit
 
 
@@ -36,6 +39,18 @@ def slots_for(m):
     while slots < m and slots < SLOTS:
         slots *= 2
     return slots
+
+
+@inner
+def ask(W, q, lines):
+    """Ask for cache lines of packed weights that W's tokens will meet 16 KiB on, into the second cache.
+
+    One or two tokens read as fast as memory gives, and the CPU's own prefetchers do as well. More tokens compute between two
+    reads, and then memory would stand still half of that time: the prefetchers end at each page. 8 KiB are too few.
+    """
+    if ASKS and slots_of(W) >= 4 and count_of(W) > 1:
+        for i in range(lines):
+            prefetch(q, AHEAD + i * 64)
 
 
 @native

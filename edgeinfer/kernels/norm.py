@@ -56,13 +56,13 @@ def inverse_rms(x, cols, eps):
 
 
 @native
-def quantize_row(x, acts, nb, slots, slot, tmp):
-    """cols = 32 nb floats at x into one slot of an activation tile."""
+def quantize_row(x, acts, nb, first, last, slots, slot, tmp):
+    """Blocks first..last of 32 nb floats at x into one slot of an activation tile."""
     cols = nb * 32
     scales = acts + cols * slots
     sums = scales + nb * 4 * slots
     halves = sums + nb * 8 * slots
-    for b in range(nb):
+    for b in range(first, last):
         v0 = load_f32(x, b * 128)
         v1 = load_f32(x, b * 128 + 64)
         largest = top_f(max_f(abs_f(v0), abs_f(v1)))
@@ -92,8 +92,10 @@ def quantize_row(x, acts, nb, slots, slot, tmp):
 
 
 @native
-def _row(step, source, target, acts, slots, slot, tmp):
-    """One token: add and normalize into tmp, then write float32 and int8."""
+def _row(step, source, target, acts, slots, slot, tmp, first, last):
+    """One token: add and normalize into tmp, then write float32 and int8 of columns first..last, a multiple of 16."""
+    start = first * 4
+    end = last * 4
     cols = field(step, COLS)
     eps = field_f(step, EPS)
     x = field(step, X) + source * field(step, X_STRIDE)
@@ -104,12 +106,15 @@ def _row(step, source, target, acts, slots, slot, tmp):
         out = field(step, X_OUT) + source * field(step, X_STRIDE)
         r = splat_f(inverse_rms(other, cols, eps))
         for i in range(0, cols * 4, 64):
-            store_f32(out, i, add_f(load_f32(x, i), mul_f(mul_f(load_f32(other, i), r), load_f32(weight, i))))
-        x = out
+            total = add_f(load_f32(x, i), mul_f(mul_f(load_f32(other, i), r), load_f32(weight, i)))
+            store_f32(work, i, total)  # others may not have written their columns of `out` yet
+            if i >= start and i < end:
+                store_f32(out, i, total)
+        x = work
     weight = field(step, WEIGHT)
     if weight != 0:
         r = splat_f(inverse_rms(x, cols, eps))
-        for i in range(0, cols * 4, 64):
+        for i in range(start, end, 64):
             store_f32(work, i, mul_f(mul_f(load_f32(x, i), r), load_f32(weight, i)))
         x = work
     factor = field_f(step, SCALE)
@@ -117,22 +122,27 @@ def _row(step, source, target, acts, slots, slot, tmp):
         gate = load_float(field(step, GATE) + source * field(step, GATE_STRIDE), 0)
         factor *= f4(1.0) / (f4(1.0) + top_f(exp_f(splat_f(-gate))))
     if factor != f4(1.0):
-        for i in range(0, cols * 4, 64):
+        for i in range(start, end, 64):
             store_f32(work, i, mul_f(load_f32(x, i), splat_f(factor)))
         x = work
     if acts != 0:
-        quantize_row(x, acts, cols // 32, slots, slot, tmp)
+        quantize_row(x, acts, cols // 32, first // 32, last // 32, slots, slot, tmp)
     out = field(step, OUT)
     if out != 0:
         out += target * field(step, OUT_STRIDE)
         if field(step, PRIVATE) != 0:
             out += tmp - field(step, TMP)
-        for i in range(0, cols * 4, 64):
+        for i in range(start, end, 64):
             store_f32(out, i, load_f32(x, i))
 
 
 def norm(step, state, ith, nth):
-    """Rows to normalized int8 activations; with one token every thread does it for itself and no barrier is needed."""
+    """Rows to normalized int8 activations; with one token every thread does it for itself and no barrier is needed.
+
+    Tokens of one tile lie so close together that threads would write to the same cache lines (8 tokens on two threads: twice
+    as slow as on one): there each thread takes some columns of all tokens.
+    """
+    cols = field(step, COLS)
     only_out = field(step, ROWS)
     m = field(state, STATE_N_OUT) if only_out != 0 else field(state, STATE_N)
     rows = field(state, STATE_OUT_ROWS)
@@ -144,11 +154,16 @@ def norm(step, state, ith, nth):
         if acts != 0:
             acts += memory
         for t in range(m):
-            _row(step, field(rows, t) if only_out != 0 else t, t, acts, slots, 0, tmp)
+            _row(step, field(rows, t) if only_out != 0 else t, t, acts, slots, 0, tmp, 0, cols)
+    elif acts != 0 and m <= SLOTS and nth > 1:
+        first = share_start(cols // 32, ith, nth) * 32
+        last = share_start(cols // 32, ith + 1, nth) * 32
+        for t in range(m):
+            _row(step, field(rows, t) if only_out != 0 else t, t, acts, slots, t, tmp, first, last)
     else:
         for t in range(share_start(m, ith, nth), share_start(m, ith + 1, nth)):
             tile = acts + t // SLOTS * field(step, TILE_BYTES) if acts != 0 else 0
-            _row(step, field(rows, t) if only_out != 0 else t, t, tile, slots, t % slots, tmp)
+            _row(step, field(rows, t) if only_out != 0 else t, t, tile, slots, t % slots, tmp, 0, cols)
 
 
 KERNELS = {"norm": norm}

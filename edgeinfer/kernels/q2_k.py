@@ -37,6 +37,7 @@ from ..runtime.tile import (
 )  # fmt: skip
 from ..runtime.vec import inner, native
 from .embed import make_embed
+from .layout import ask
 from .matmul import gemm_two_minima, make_matmul
 from .pack import make_pack
 
@@ -74,6 +75,7 @@ def dot(W, q, s, xq, xd, xs, xh, nb):
     for b in range(nb):
         x = xq + b * 32 * S
         h = xh + b * 8 * S
+        ask(W, q + b * 128, 2)
         a = half_sum(tile_zero_i(W), q + b * 128, x, S)
         c = half_sum(tile_zero_i(W), q + b * 128 + 64, x + 16 * S, S)
         a = tile_times_i(a, low_nibble(both(s, b, 0)))

@@ -21,6 +21,7 @@ from ..runtime.tile import (
 )  # fmt: skip
 from ..runtime.vec import native
 from .embed import make_embed
+from .layout import ask
 from .matmul import gemm_q3, make_matmul
 from .pack import make_pack
 from .q2_k import P0, P1, P2, P3, pack_pairs
@@ -36,6 +37,7 @@ def dot(W, q, s, xq, xd, xs, xh, nb):
         sb = s + (b >> 3) * 288
         qb = q + b * 192
         x = xq + b * 32 * S
+        ask(W, qb, 3)
         a = tile_start_eighth(W, xh + b * 8 * S)
         c = tile_start_eighth(W, xh + b * 8 * S + 4 * S)
         h = load_i32(qb, 0)

@@ -9,6 +9,7 @@ from ..runtime.simd import centred, high_nibble, load_f16, load_i32, low_nibble,
 from ..runtime.tile import slots_of, tile_dot_pair, tile_scale, tile_start, tile_zero_f
 from ..runtime.vec import inner, native
 from .embed import make_embed
+from .layout import ask
 from .matmul import ALWAYS, gemm_4bit, make_matmul
 from .pack import make_pack
 
@@ -43,6 +44,7 @@ def dot(W, q, s, xq, xd, xs, xh, nb):
     S = slots_of(W)
     acc = tile_zero_f(W)
     for b in range(nb):
+        ask(W, q + b * 256, 4)
         a = sum_nibbles(tile_start(W, xs + b * 8 * S), q + b * 256, xq + b * 32 * S, S)
         acc = tile_scale(acc, a, to_f32(load_f16(s, b * 32)), xd + b * 4 * S)
     return acc

@@ -9,6 +9,7 @@ from ..runtime.simd import centred, load_f16, store_f32, to_f32
 from ..runtime.tile import slots_of, tile_add_floats, tile_scale, tile_zero_f, tile_zero_i
 from ..runtime.vec import native
 from .embed import make_embed
+from .layout import ask
 from .matmul import gemm_with_min, make_matmul
 from .pack import make_pack
 from .q4_0 import nibble_unpacker, sum_nibbles
@@ -21,6 +22,7 @@ def dot(W, q, s, xq, xd, xs, xh, nb):
     S = slots_of(W)
     acc = tile_zero_f(W)
     for b in range(nb):
+        ask(W, q + b * 256, 4)
         a = sum_nibbles(tile_zero_i(W), q + b * 256, xq + b * 32 * S, S)
         acc = tile_scale(acc, a, to_f32(load_f16(s, b * 64)), xd + b * 4 * S)
         acc = tile_add_floats(acc, to_f32(load_f16(s, b * 64 + 32)), xs + b * 8 * S + 4 * S)

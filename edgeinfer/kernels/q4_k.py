@@ -26,6 +26,7 @@ from ..runtime.simd import (
 from ..runtime.tile import slots_of, tile_add_floats, tile_dot_pair, tile_scale, tile_zero_f, tile_zero_i
 from ..runtime.vec import inner, native
 from .embed import make_embed
+from .layout import ask
 from .matmul import gemm_with_min, make_matmul
 from .pack import make_pack
 
@@ -83,6 +84,7 @@ def dot(W, q, s, xq, xd, xs, xh, nb):
             b = B * 8 + 2 * p
             x0 = xq + b * 32 * S
             x1 = x0 + 32 * S
+            ask(W, qb, 8)
             a0 = tile_zero_i(W)
             a1 = tile_zero_i(W)
             for v in range(0, 8, 2):

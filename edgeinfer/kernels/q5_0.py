@@ -34,6 +34,7 @@ from ..runtime.simd import (
 from ..runtime.tile import slots_of, tile_dot_pair, tile_scale, tile_start2, tile_zero_f
 from ..runtime.vec import inner, native
 from .embed import make_embed
+from .layout import ask
 from .matmul import gemm_5bit, make_matmul
 from .pack import make_pack
 
@@ -96,6 +97,7 @@ def dot(W, q, s, xq, xd, xs, xh, nb):
     S = slots_of(W)
     acc = tile_zero_f(W)
     for b in range(nb):
+        ask(W, q + b * 320, 5)
         a = sum_five(tile_start2(W, xs + b * 8 * S), q + b * 320, xq + b * 32 * S, S)
         acc = tile_scale(acc, a, to_f32(load_f16(s, b * 32)), xd + b * 4 * S)
     return acc

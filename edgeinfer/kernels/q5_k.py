@@ -13,6 +13,7 @@ from ..runtime.simd import bits, high_nibble, load_i32, low_nibble, or_i, store_
 from ..runtime.tile import slots_of, tile_dot_pair, tile_zero_f, tile_zero_i
 from ..runtime.vec import inner, native
 from .embed import make_embed
+from .layout import ask
 from .matmul import gemm_with_min, make_matmul
 from .pack import make_pack
 from .q4_k import add_block, pack_scales, scale_and_min, unpack_scales
@@ -66,15 +67,19 @@ def dot(W, q, s, xq, xd, xs, xh, nb):
         x = xq + B * 256 * S
         d = xd + B * 32 * S
         m = xs + B * 64 * S
+        ask(W, qb, 10)
         a0, a1 = sums0(W, qb, x, x + 32 * S, S)
         acc = add_block(acc, a0, S, sb, 0, d, m)
         acc = add_block(acc, a1, S, sb, 1, d + 4 * S, m + 8 * S)
+        ask(W, qb + 640, 10)
         a0, a1 = sums1(W, qb, x + 64 * S, x + 96 * S, S)
         acc = add_block(acc, a0, S, sb, 2, d + 8 * S, m + 16 * S)
         acc = add_block(acc, a1, S, sb, 3, d + 12 * S, m + 24 * S)
+        ask(W, qb + 1280, 10)
         a0, a1 = sums2(W, qb, x + 128 * S, x + 160 * S, S)
         acc = add_block(acc, a0, S, sb, 4, d + 16 * S, m + 32 * S)
         acc = add_block(acc, a1, S, sb, 5, d + 20 * S, m + 40 * S)
+        ask(W, qb + 1920, 10)
         a0, a1 = sums3(W, qb, x + 192 * S, x + 224 * S, S)
         acc = add_block(acc, a0, S, sb, 6, d + 24 * S, m + 48 * S)
         acc = add_block(acc, a1, S, sb, 7, d + 28 * S, m + 56 * S)

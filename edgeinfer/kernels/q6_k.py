@@ -26,6 +26,7 @@ from ..runtime.simd import (
 from ..runtime.tile import slots_of, tile_add_times_i, tile_dot_pair, tile_scale, tile_start, tile_times_i, tile_zero_f
 from ..runtime.vec import native
 from .embed import make_embed
+from .layout import ask
 from .matmul import gemm_q6, make_matmul
 from .pack import make_pack
 
@@ -40,6 +41,7 @@ def dot(W, q, s, xq, xd, xs, xh, nb):
         sb = s + (b >> 3) * 288
         qb = q + b * 384
         x = xq + b * 32 * S
+        ask(W, qb, 6)
         a = tile_start(W, xh + b * 8 * S)
         c = tile_start(W, xh + b * 8 * S + 4 * S)
         h0 = load_i32(qb, 0)
