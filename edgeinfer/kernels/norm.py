@@ -1,7 +1,8 @@
 """Root-mean-square normalization and the quantization of activations to int8.
 
 h = x * weight / sqrt(mean(x^2) + eps) (Zhang and Sennrich, 2019); then for each block of 32 values
-scale = max|h| / 127, q = round(h / scale). A NaN or infinity in a block makes its scale NaN, so that it reaches the logits.
+scale = max|h| / 127, q = round(h / scale). A NaN or infinity in a block makes its scale NaN, so that it reaches the logits; the
+block's bytes and sums mean nothing then.
 Before that h may be multiplied by a constant (Granite) and by the sigmoid of a number of its own (a shared expert's gate).
 """
 
@@ -11,30 +12,33 @@ import numpy as np
 
 from ..plan.fields import indices
 from ..runtime.layout import STATE_N, STATE_N_OUT, STATE_OUT_ROWS
-from ..runtime.memory import field, field_f, load_float, load_s32, store_float, store_s32
+from ..runtime.memory import field, field_f, load_float, store_float, store_s32
 from ..runtime.simd import (
-    abs_f,
     add_f,
     exp_f,
+    first_of_pair,
     fma,
     load_f32,
-    max_f,
     mul_f,
-    round_f,
+    round_product,
+    second_of_pair,
     splat_f,
     store_f32,
     store_i8,
+    store_quads,
     sum_f,
-    sum_i,
+    sum_pair,
     to_bytes,
-    to_int,
     top_f,
+    top_magnitude,
     zero_f,
 )  # fmt: skip
+from ..runtime.tile import W1, W2, W4, W8, slots_of
 from ..runtime.vec import native
 from .layout import SLOTS, share_start, slots_for, thread_memory
 
 f4 = np.float32
+LARGEST = np.finfo(np.float32).max
 (
     X, X_STRIDE, WEIGHT, COLS, EPS, ACTS, TILE_BYTES, OUT, OUT_STRIDE, ROWS, PRIVATE, TMP, ADD, ADD_STRIDE, ADD_WEIGHT, X_OUT,
     SCALE, GATE, GATE_STRIDE,
@@ -56,8 +60,12 @@ def inverse_rms(x, cols, eps):
 
 
 @native
-def quantize_row(x, acts, nb, first, last, slots, slot, tmp):
-    """Blocks first..last of 32 nb floats at x into one slot of an activation tile."""
+def quantize_row(W, x, acts, nb, first, last, slot):
+    """Blocks first..last of 32 nb floats at x into one slot of W's activation tile.
+
+    W is known when this is compiled: with a number of slots that is not, its counters fill the registers (15 % slower).
+    """
+    slots = slots_of(W)
     cols = nb * 32
     scales = acts + cols * slots
     sums = scales + nb * 4 * slots
@@ -65,24 +73,22 @@ def quantize_row(x, acts, nb, first, last, slots, slot, tmp):
     for b in range(first, last):
         v0 = load_f32(x, b * 128)
         v1 = load_f32(x, b * 128 + 64)
-        largest = top_f(max_f(abs_f(v0), abs_f(v1)))
-        odd = splat_f(f4(0.0))
-        nan = sum_f(fma(v1, odd, mul_f(v0, odd)))  # 0, or NaN when a value is not finite
-        inverse = f4(127.0) / largest if largest > f4(0.0) else f4(0.0)
-        i0 = to_int(round_f(mul_f(v0, splat_f(inverse))))
-        i1 = to_int(round_f(mul_f(v1, splat_f(inverse))))
+        largest = top_magnitude(v0, v1)
+        not_finite = largest - largest  # 0, or NaN
+        inverse = splat_f(min(f4(127.0) / largest, LARGEST) if largest > f4(0.0) else f4(0.0))
+        i0 = round_product(v0, inverse)
+        i1 = round_product(v1, inverse)
         if slots == 1:
             store_i8(acts, b * 32, to_bytes(i0))
             store_i8(acts, b * 32 + 16, to_bytes(i1))
         else:
-            store_i8(tmp, 0, to_bytes(i0))
-            store_i8(tmp, 16, to_bytes(i1))
-            for quad in range(8):
-                store_s32(acts, b * 32 * slots + (quad * slots + slot) * 4, load_s32(tmp, quad * 4))
+            store_quads(acts, (b * 8 * slots + slot) * 4, 4 * slots, to_bytes(i0))
+            store_quads(acts, ((b * 8 + 4) * slots + slot) * 4, 4 * slots, to_bytes(i1))
         at = (b * slots + slot) * 4
-        s0 = sum_i(i0)
-        s1 = sum_i(i1)
-        scale = largest * f4(1.0 / 127.0) + nan
+        both = sum_pair(i0, i1)
+        s0 = first_of_pair(both)
+        s1 = second_of_pair(both)
+        scale = largest * f4(1.0 / 127.0) + not_finite
         store_float(scales, at, scale)
         at += b * 4 * slots
         store_s32(sums, at, np.int32(-8) * (s0 + s1))
@@ -126,7 +132,14 @@ def _row(step, source, target, acts, slots, slot, tmp, first, last):
             store_f32(work, i, mul_f(load_f32(x, i), splat_f(factor)))
         x = work
     if acts != 0:
-        quantize_row(x, acts, cols // 32, first // 32, last // 32, slots, slot, tmp)
+        if slots == 1:
+            quantize_row(W1, x, acts, cols // 32, first // 32, last // 32, slot)
+        elif slots == 2:
+            quantize_row(W2, x, acts, cols // 32, first // 32, last // 32, slot)
+        elif slots == 4:
+            quantize_row(W4, x, acts, cols // 32, first // 32, last // 32, slot)
+        else:
+            quantize_row(W8, x, acts, cols // 32, first // 32, last // 32, slot)
     out = field(step, OUT)
     if out != 0:
         out += target * field(step, OUT_STRIDE)

@@ -17,6 +17,7 @@ from .vec import (
     I8,
     I16,
     I32,
+    I64,
     Vec,
     const,
     declare,
@@ -48,6 +49,16 @@ def _store(vec):
 
 load_f32, load_i32, load_f16, load_i8 = _load(f32x16), _load(i32x16), _load(f16x16), _load(i8x16)
 store_f32, store_i32, store_f16, store_i8 = _store(f32x16), _store(i32x16), _store(f16x16), _store(i8x16)
+
+
+def _store_quads(b, a, o, stride, v):
+    words = b.bitcast(v, ir.VectorType(I32, 4))
+    for i in range(4):
+        b.store(b.extract_element(words, I32(i)), pointer(b, a, b.add(o, b.mul(stride, I64(i))), I32), align=1)
+    return I32(0)
+
+
+store_quads = op(types.int32, [ADDRESS, ADDRESS, ADDRESS, i8x16], _store_quads)  # four bytes each, `stride` apart
 
 zero_f = op(f32x16, [], lambda b: const(FX, 0.0))
 zero_i = op(i32x16, [], lambda b: const(IX, 0))
@@ -168,6 +179,31 @@ def _fold(combine):
 sum_f = op(types.float32, [f32x16], _fold(lambda b, x, y: b.fadd(x, y)))
 sum_i = op(types.int32, [i32x16], _fold(lambda b, x, y: b.add(x, y)))
 top_f = op(types.float32, [f32x16], _fold(lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), x, y)))
+
+
+def _top_magnitude(b, x, y):
+    larger = lambda b, p, q: b.select(b.icmp_signed(">", p, q), p, q)  # noqa: E731
+    x, y = (b.and_(b.bitcast(v, IX), const(IX, 0x7FFFFFFF)) for v in (x, y))
+    return b.bitcast(_fold(larger)(b, larger(b, x, y)), F32)
+
+
+# The largest magnitude in two vectors; infinity or NaN where a value is: as integers, none of them is unordered.
+top_magnitude = op(types.float32, [f32x16] * 2, _top_magnitude)
+
+# Adding 3 x 2^22 rounds a small number to a whole one, ties to even, which then stands in the float's lower bits. 16 times
+# the upper bits are taken off a sum of 16; what lies 16 bits to the left of them is lost.
+ROUNDER, ROUNDER_BITS = 12582912.0, 0x4B400000
+
+
+def _sum_pair(b, x, y):
+    total = _fold(lambda b, p, q: b.add(p, q))(b, b.add(x, b.shl(y, const(IX, 16))))
+    return b.sub(total, I32(16 * ROUNDER_BITS & 0xFFFFFFFF))
+
+
+round_product = op(i32x16, [f32x16] * 2, lambda b, x, y: b.bitcast(emit_fma(b, x, y, const(FX, ROUNDER)), IX))
+sum_pair = op(types.int32, [i32x16] * 2, _sum_pair)  # of two such vectors: the sums of both, each below 2^15 in size
+first_of_pair = op(types.int32, [types.int32], lambda b, x: b.ashr(b.shl(x, I32(16)), I32(16)))
+second_of_pair = op(types.int32, [types.int32], lambda b, x: b.ashr(b.add(x, I32(0x8000)), I32(16)))
 
 
 # ---- products of bytes: acc[lane] += sum of 4 products ----------------------------------------------------------------
