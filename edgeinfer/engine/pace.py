@@ -18,7 +18,9 @@ FULL_STEPS = 24  # forwards after which a number is judged,
 FULL_S, LEAST_STEPS = 0.25, 4  # or so long, with so many at least
 BETTER = 0.95  # of the time a forward takes now: what another number must stay below
 ALONE = 0.05  # of the time in which the caller's thread had no core, below which the neighbours seem to have gone
-FEWER_WAIT_S, MORE_WAIT_S = 0.5, 1.0  # before a number is tried again, doubled each time it is in vain
+# Before a number is tried again, doubled each time it is in vain. Of fewer threads: seconds spent in forwards, since a trial
+# takes some forwards, however seldom they are.
+FEWER_WAIT_S, MORE_WAIT_S = 0.5, 1.0
 MOST_WAIT_S = 10.0
 ALONE_WAIT_S = 1.0  # the same where the neighbours seem to have gone, not doubled: they may sit on the other cores
 ROW = 0.2  # what a row more costs, in forwards of one row
@@ -56,12 +58,14 @@ class _Choice:
         self.rate = 0.0  # what a forward takes with it
         self.window = _Window()
         self.wait = {-1: FEWER_WAIT_S, 1: MORE_WAIT_S}
-        self.next = {-1: now, 1: now}
+        self.spent = 0.0  # seconds in forwards
+        self.next = {-1: 0.0, 1: now}
         self.next_alone = now
 
     def note(self, rows: int, seconds: float, waited_s: float, away_s: float, now: float) -> None:
         window = self.window
         window.add(rows, seconds, waited_s / self.n, away_s)
+        self.spent += seconds
         if self.before:
             hopeless = window.seconds > self.rate * window.units / window.steps * FULL_STEPS
             if window.full or hopeless:
@@ -69,7 +73,7 @@ class _Choice:
             return
         if not window.full:
             return
-        if self.n > 1 and window.late > LATE * window.seconds and now >= self.next[-1]:
+        if self.n > 1 and window.late > LATE * window.seconds and self.spent >= self.next[-1]:
             self._try(-1, window.rate)
         elif self.n < self.most:
             alone = window.away < ALONE * window.seconds and now >= self.next_alone
@@ -85,13 +89,16 @@ class _Choice:
         step = self.n - self.before
         if rate < BETTER * self.rate:
             self.wait = {-1: FEWER_WAIT_S, 1: MORE_WAIT_S}
-            self.next[-step] = now + self.wait[-step]
+            self._put_off(-step, now)
         else:
             self.n = self.before
-            self.next[step] = now + self.wait[step]
+            self._put_off(step, now)
             self.wait[step] = min(2 * self.wait[step], MOST_WAIT_S)
         self.next_alone = now + ALONE_WAIT_S
         self.before, self.window = 0, _Window()
+
+    def _put_off(self, step: int, now: float) -> None:
+        self.next[step] = (self.spent if step < 0 else now) + self.wait[step]
 
 
 class Pace:

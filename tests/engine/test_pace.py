@@ -32,20 +32,23 @@ class Model:
         self.pace = Pace(lambda: self.now)
         self.random = np.random.default_rng(1)
 
-    def run(self, machine: Machine, until: Callable[[int], bool], rows: int = 1) -> list[int]:
-        """The threads of each forward until `until`, which is given their number."""
+    def run(self, machine: Machine, until: Callable[[int], bool], rows: int = 1, idle: float = 0.0003) -> list[int]:
+        """The threads of each forward until `until`, which is given their number; `idle` seconds follow each."""
         threads: list[int] = []
         while not until(len(threads)):
             n = self.pace.threads(self.most)
             mean, late, away = machine[n]
             seconds = (mean / 2 + self.random.exponential(mean / 2)) * (1 + 0.2 * (rows - 1))
-            self.now += seconds + 0.0003
+            self.now += seconds + idle
             self.pace.note(self.most, rows, seconds, late * seconds * n, away * seconds)
             threads.append(n)
         return threads
 
     def steps(self, machine: Machine, n: int, rows: int = 1) -> list[int]:
         return self.run(machine, lambda done: done >= n, rows)
+
+    def seldom(self, machine: Machine, n: int) -> list[int]:
+        return self.run(machine, lambda done: done >= n, 32, 0.5)
 
     def seconds(self, machine: Machine, s: float) -> list[int]:
         end = self.now + s
@@ -85,6 +88,15 @@ def test_where_fewer_are_no_faster_it_seldom_tries() -> None:
     model.seconds(NO_USE, 20)
     later = model.seconds(NO_USE, 60)
     assert later.count(1) < 0.03 * len(later)
+
+
+def test_forwards_that_are_seldom_are_seldom_tried_with_fewer() -> None:
+    """Short prompts, each after a pause: a core that slept is late, and a trial takes as many prompts as ever."""
+    slow_to_wake: Machine = {1: (0.0036, 0.0, 0.0), 2: (0.0034, 0.25, 0.0)}
+    model = Model()
+    model.seldom(slow_to_wake, 300)
+    later = model.seldom(slow_to_wake, 600)
+    assert later.count(1) < 0.06 * len(later)
 
 
 def test_a_hopeless_trial_ends_at_once() -> None:
