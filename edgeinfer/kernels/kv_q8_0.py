@@ -11,25 +11,21 @@ import numpy as np
 
 from ..runtime.memory import load_half, load_u8, load_u16, prefetch, store_u8, store_u16
 from ..runtime.simd import (
-    abs_f,
-    fma,
     from_i8,
     load_f16,
     load_f32,
     load_i8,
-    max_f,
     mul_f,
     round_f,
     splat_f,
     store_f16,
     store_i8,
-    sum_f,
     to_bytes,
     to_f16,
     to_f32,
     to_float,
     to_int,
-    top_f,
+    top_magnitude,
 )  # fmt: skip
 from ..runtime.tile import count_of, tile_add_scaled, tile_fma, tile_zero_f
 from ..runtime.vec import native
@@ -85,12 +81,9 @@ def value_at(values, at, d, head_dim):
 @native
 def block_scale(x, work, largest_value):
     """The f16 scale of 32 float32 at x, written to work; returns its inverse, 0 for a block of zeros."""
-    v0 = load_f32(x, 0)
-    v1 = load_f32(x, 64)
-    largest = top_f(max_f(abs_f(v0), abs_f(v1)))
-    odd = splat_f(f4(0.0))
-    nan = sum_f(fma(v1, odd, mul_f(v0, odd)))
-    store_f16(work, 0, to_f16(splat_f(largest / largest_value + nan)))
+    largest = top_magnitude(load_f32(x, 0), load_f32(x, 64))
+    not_finite = largest - largest  # 0, or NaN
+    store_f16(work, 0, to_f16(splat_f(largest / largest_value + not_finite)))
     scale = load_half(work, 0)
     return f4(1.0) / scale if scale > f4(0.0) else f4(0.0)
 

@@ -54,6 +54,15 @@ def ask(W, q, lines):
 
 
 @native
+def ask_part(start, size, part, parts):
+    """Ask for a part of the bytes from start on, which are packed weights that are wanted next: nothing else reads memory
+    while a group meets its tiles."""
+    if ASKS:
+        for at in range(size * part // parts, size * (part + 1) // parts, 64):
+            prefetch(start, at)
+
+
+@native
 def thread_memory(state, ith):
     """The address of this thread's private memory."""
     return field(state, STATE_THREAD) + ith * field(state, STATE_THREAD_STRIDE)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ..plan.fields import MODES, indices
 from ..runtime.layout import STATE_N, STATE_N_OUT
-from ..runtime.memory import field, prefetch
+from ..runtime.memory import field
 from ..runtime.simd import gelu_f, load_f32, mul_f, silu_f, store_f32
 from ..runtime.tile import (
     NARROW,
@@ -48,7 +48,7 @@ from ..runtime.tile import (
     tile_zero_i,
 )  # fmt: skip
 from ..runtime.vec import inner, native, target
-from .layout import SLOTS, share_start, thread_memory
+from .layout import SLOTS, ask_part, share_start, thread_memory
 
 (QUANTS, SCALES, ACTS, TILE_BYTES, COLS, GROUPS, Y, Y_STRIDE, MODE, ROWS, PRIVATE, TMP, BIAS) = indices(
     "matmul", "quants scales acts tile_bytes cols groups y y_stride mode rows private tmp bias"
@@ -64,14 +64,6 @@ STRAIGHT_TOKENS = 32 if WIDE else 16
 ALWAYS = 1 << 30
 # Unpacked group in thread memory: bytes [nb][8][16][4], then one float32 vector [nb][16] and two of either kind.
 BLOCK_BYTES = 512
-
-
-@native
-def ask_ahead(start, size, part, parts):
-    """Ask for a part of the bytes from start on, which are packed weights that are wanted next: nothing else reads memory
-    while a group meets its tiles."""
-    for at in range(size * part // parts, size * (part + 1) // parts, 64):
-        prefetch(start, at)
 
 
 @native
@@ -264,7 +256,7 @@ def _unpacked(unpack, gemm, quant_bytes, scale_bytes, bytes_already):
             b0 = q + g * nb * quant_bytes if bytes_already else w0
             b1 = q + (g + 1) * nb * quant_bytes if bytes_already else w1
             for t in range(tiles):
-                ask_ahead(q + (g + each) * nb * quant_bytes, each * nb * quant_bytes, t, tiles)
+                ask_part(q + (g + each) * nb * quant_bytes, each * nb * quant_bytes, t, tiles)
                 for part in range(0, SLOTS, GEMM_TOKENS):
                     xq = acts + t * tile_bytes + part * 4
                     xd = xq + nb * 32 * SLOTS

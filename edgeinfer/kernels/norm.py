@@ -105,7 +105,7 @@ def _row(step, source, target, acts, slots, slot, tmp, first, last):
     cols = field(step, COLS)
     eps = field_f(step, EPS)
     x = field(step, X) + source * field(step, X_STRIDE)
-    work = tmp + 64
+    work = tmp
     if field(step, ADD) != 0:
         other = field(step, ADD) + source * field(step, ADD_STRIDE)
         weight = field(step, ADD_WEIGHT)

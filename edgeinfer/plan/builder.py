@@ -79,7 +79,7 @@ class Builder(Draft):
         return Activations(cols, rows)
 
     def _norm_fields(self, x: Row, weight: str | None, scale: float = 1.0) -> dict[str, Operand]:
-        self._private("tmp", 64 + x.cols * 4)
+        self._private("tmp", x.cols * 4)
         return dict(
             x=x.place(), x_stride=x.row_bytes, weight=self._norm_weight(weight, x.cols), cols=x.cols, eps=self.config.rms_eps,
             acts=0, tile_bytes=0, out=0, out_stride=0, rows=0, private=0, tmp=Thread("tmp"), add=0, add_stride=0,

@@ -81,7 +81,6 @@ mul_f = op(f32x16, [f32x16] * 2, lambda b, x, y: b.fmul(x, y))
 div_f = op(f32x16, [f32x16] * 2, lambda b, x, y: b.fdiv(x, y))
 max_f = op(f32x16, [f32x16] * 2, lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), x, y))  # x NaN gives y
 min_f = op(f32x16, [f32x16] * 2, lambda b, x, y: b.select(b.fcmp_ordered("<", x, y), x, y))  # x NaN gives y
-abs_f = op(f32x16, [f32x16], lambda b, x: b.call(declare(b, "llvm.fabs.v16f32", FX, [FX]), (x,)))
 round_f = op(f32x16, [f32x16], lambda b, x: b.call(declare(b, "llvm.roundeven.v16f32", FX, [FX]), (x,)))
 sqrt_f = op(f32x16, [f32x16], lambda b, x: b.call(declare(b, "llvm.sqrt.v16f32", FX, [FX]), (x,)))
 add_i = op(i32x16, [i32x16] * 2, lambda b, x, y: b.add(x, y))
@@ -177,7 +176,6 @@ def _fold(combine):
 
 
 sum_f = op(types.float32, [f32x16], _fold(lambda b, x, y: b.fadd(x, y)))
-sum_i = op(types.int32, [i32x16], _fold(lambda b, x, y: b.add(x, y)))
 top_f = op(types.float32, [f32x16], _fold(lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), x, y)))
 
 
