@@ -97,6 +97,13 @@ class Lane:
         self.thread_address = self.arena.take(n_threads * self.thread_stride)
         self._state_memory(where.kv)
         self.linked = {phase: self._link(program, where) for phase, program in programs.items()}
+        self._answers = {
+            phase: (
+                self._floats("logits", program.buffers["logits"].row_bytes),
+                self._floats("found", program.buffers["found"].row_bytes),
+            )
+            for phase, program in programs.items()
+        }
 
     def _buffer_sizes(self, n_ctx: int) -> dict[str, int]:
         sizes: dict[str, int] = {}
@@ -200,7 +207,11 @@ class Lane:
             self._pool.give_barrier(n, memory)
         self._barriers = {}
 
-    def floats(self, name: str, rows: int, row_bytes: int) -> NDArray[np.float32]:
-        """A float32 buffer as an array (rows, row_bytes / 4): a view."""
-        raw = self.arena.view(self.buffers[name], rows * row_bytes)
-        return raw.view(np.float32).reshape(rows, row_bytes // 4)
+    def answers(self, phase: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """What a program leaves for who called it: the logits (n_out, ...) and what was found in them; views."""
+        return self._answers[phase]
+
+    def _floats(self, name: str, row_bytes: int) -> NDArray[np.float32]:
+        """A float32 buffer as an array (n_out, row_bytes / 4): a view."""
+        raw = self.arena.view(self.buffers[name], self.n_out * row_bytes)
+        return raw.view(np.float32).reshape(self.n_out, row_bytes // 4)

@@ -6,13 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import SettingError
+from ..plan.fields import SCAN_BLOCK, SCAN_WORDS
 from ..runtime.arena import aligned
 from ..runtime.library import KernelLibrary
 
 __all__ = ["LOGITS_KERNELS", "NativeLogits"]
 
-LOGITS_KERNELS = ("logits.finite", "logits.argmax", "logits.top_k")
-_ROW, _COUNT, _TOP, _IDS, _VALUES, _RESULT = range(6)
+LOGITS_KERNELS = ("logits.top_k",)
+_ROW, _COUNT, _TOP, _IDS, _VALUES = range(5)
 
 
 class NativeLogits:
@@ -20,23 +21,23 @@ class NativeLogits:
 
     def __init__(self, library: KernelLibrary, n_vocab: int):
         self.n_vocab = n_vocab
+        self._n_blocks = -(-n_vocab // SCAN_BLOCK)
         self._rows: NDArray[np.float32] = np.zeros((0, n_vocab), np.float32)
+        self._found: NDArray[np.float32] = np.zeros((0, 0), np.float32)
         self._n = 0
+        self._largest: list[int] | None = None  # of each row: of all rows at once, when the first is asked for
+        self._all_finite: list[bool] = []
         self._record = aligned(8)
         self._address = int(self._record.ctypes.data)
-        self._finite, self._argmax, self._top = (library.function(name) for name in LOGITS_KERNELS)
+        self._top = library.function(LOGITS_KERNELS[0])
 
-    def show(self, rows: NDArray[np.float32], n: int) -> NativeLogits:
-        """Point at the first n rows of a buffer."""
-        self._rows, self._n = rows, n
+    def show(self, rows: NDArray[np.float32], n: int, found: NDArray[np.float32]) -> NativeLogits:
+        """Point at the first n rows of a buffer, and at what the program's step `scan` found in each."""
+        self._rows, self._n, self._found, self._largest = rows, n, found, None
         return self
 
     def __len__(self) -> int:
         return self._n
-
-    def _point(self, i: int) -> None:
-        self._record[_ROW] = self._rows.ctypes.data + self._checked(i) * self._rows.strides[0]
-        self._record[_COUNT] = self.n_vocab
 
     def _checked(self, i: int) -> int:
         if not -self._n <= i < self._n:
@@ -47,24 +48,31 @@ class NativeLogits:
         """Row i (n_vocab,): a view, copy it to keep it."""
         return self._rows[self._checked(i), : self.n_vocab]
 
+    def _look(self) -> list[int]:
+        """The largest of each row, from the blocks of all rows."""
+        if self._largest is None:
+            n = self._n
+            blocks = self._found[:n, : self._n_blocks * SCAN_WORDS].reshape(n, self._n_blocks, SCAN_WORDS)
+            best = blocks[:, :, 1].argmax(axis=1)  # the first of equals
+            self._largest = (best * SCAN_BLOCK + blocks[np.arange(n), best, 0].astype(np.int64)).tolist()
+            self._all_finite = blocks[:, :, 2].all(axis=1).tolist()
+        return self._largest
+
     def argmax(self, i: int) -> int:
-        """The id of the largest logit, the lowest among equals."""
-        self._point(i)
-        self._record[_RESULT] = 0
-        self._argmax(self._address, 0, 0, 1)
-        return int(self._record[_RESULT])
+        """The id of the largest logit, the lowest among equals; as the forward left them, whatever is masked since."""
+        return self._look()[self._checked(i)]
 
     def finite(self, i: int) -> bool:
-        """Whether row i holds neither NaN nor infinity."""
-        self._point(i)
-        self._finite(self._address, 0, 0, 1)
-        return bool(self._record[_RESULT])
+        """Whether row i holds neither NaN nor infinity; as the forward left it."""
+        self._look()
+        return self._all_finite[self._checked(i)]
 
     def top(self, i: int, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The k largest logits, descending, equal ones by ascending id: ids (k,) and values (k,)."""
         k = max(1, min(k, self.n_vocab))
         ids, values = np.empty(k, np.int64), np.empty(k, np.float32)
-        self._point(i)
+        self._record[_ROW] = self._rows.ctypes.data + self._checked(i) * self._rows.strides[0]
+        self._record[_COUNT] = self.n_vocab
         self._record[_TOP], self._record[_IDS], self._record[_VALUES] = k, ids.ctypes.data, values.ctypes.data
         self._top(self._address, 0, 0, 1)
         return ids.astype(np.int32), values

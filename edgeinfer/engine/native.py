@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 import time
@@ -258,23 +257,26 @@ class NativeEngine:
             raise
         for seq, _position, count, _row in runs:
             self.kv.advance(seq, count)
-        row_bytes = self.programs[phase].buffers["logits"].row_bytes
-        return self._logits[lane].show(here.floats("logits", self.n_out, row_bytes), len(out))
+        rows, found = here.answers(phase)
+        return self._logits[lane].show(rows, len(out), found)
 
     def _runs(self, batch: Batch) -> list[tuple[int, int, int, int]]:
         """(sequence, first position, count, first row) of each run of the batch, checked against the KV cache."""
         n = len(batch)
         if not 1 <= n <= self.n_batch:
             raise SettingError(f"a forward takes between 1 and {self.n_batch} tokens, not {n}")
-        ids = batch.token_ids
-        if int(ids.min()) < 0 or int(ids.max()) >= self.n_vocab:
-            bad = next(int(t) for t in ids if not 0 <= t < self.n_vocab)
+        ids, seqs, positions = batch.token_ids.tolist(), batch.seq_ids.tolist(), batch.positions.tolist()
+        if min(ids) < 0 or max(ids) >= self.n_vocab:
+            bad = next(t for t in ids if not 0 <= t < self.n_vocab)
             raise SettingError(f"token id {bad} is outside the vocabulary of {self.n_vocab}")
-        cuts = [0, *(np.flatnonzero(np.diff(batch.seq_ids)) + 1).tolist(), n]
         runs = []
         seen: set[int] = set()
-        for start, stop in itertools.pairwise(cuts):
-            seq, position = int(batch.seq_ids[start]), int(batch.positions[start])
+        start = 0
+        while start < n:
+            seq, position = seqs[start], positions[start]
+            stop = start + 1
+            while stop < n and seqs[stop] == seq:
+                stop += 1
             if seq in seen:
                 raise SettingError(f"the tokens of sequence {seq} are not side by side in the batch")
             seen.add(seq)
@@ -282,11 +284,10 @@ class NativeEngine:
                 raise SettingError(
                     f"sequence {seq} holds {self.kv.n_past(seq)} positions; the batch goes on at {position}"
                 )
-            if stop - start > 1 and not np.array_equal(
-                batch.positions[start:stop], np.arange(position, position + stop - start)
-            ):
+            if stop - start > 1 and positions[start:stop] != [*range(position, position + stop - start)]:
                 raise SettingError(f"the positions of sequence {seq} are not consecutive")
             runs.append((seq, position, stop - start, start))
+            start = stop
         return runs
 
     # ---- end --------------------------------------------------------------------------------------------------------

@@ -69,13 +69,13 @@ class Logits(Protocol):
         """Row i as a float32 array (n_vocab,): a view, copy it to keep it."""
 
     def argmax(self, i: int) -> int:
-        """The id of the largest logit of row i, the lowest id among equals."""
+        """The id of the largest logit of row i, the lowest id among equals, as the forward left it."""
 
     def top(self, i: int, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The k largest logits of row i, descending, ties by ascending id: (ids, values)."""
 
     def finite(self, i: int) -> bool:
-        """Whether row i holds neither NaN nor infinity."""
+        """Whether row i holds neither NaN nor infinity, as the forward left it."""
 
 
 class KVCache(Protocol):

@@ -1,61 +1,68 @@
 """What is asked of a row of logits: the largest, the k largest, whether all are finite; and the final soft cap.
 
-One record of words goes in and out: address of the row, n, k, address of int64 ids (k), address of float32 values (k), result.
+The first and the third are asked of every row, so a step answers them on all threads. Of the k largest a record of words
+asks: address of the row, n, k, address of int64 ids (k), address of float32 values (k).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from ..plan.fields import indices
+from ..plan.fields import SCAN_BLOCK, SCAN_WORDS, indices
 from ..runtime.layout import STATE_N_OUT
-from ..runtime.memory import field, field_f, load_float, load_s64, put_field, store_float, store_s64
+from ..runtime.memory import field, field_f, load_float, load_s64, store_float, store_s64
 from ..runtime.simd import add_f, div_f, exp_f, fma, load_f32, max_f, mul_f, splat_f, store_f32, sum_f, top_f, zero_f
 from ..runtime.vec import native
 from .layout import share_start
 
 f4 = np.float32
-ROW, COUNT, TOP, IDS, VALUES, RESULT = range(6)
+ROW, COUNT, TOP, IDS, VALUES = range(5)
 X, X_STRIDE, COLS, CAP = indices("softcap", "x x_stride cols cap")
-
-
-def finite(record, _state, _ith, _nth):
-    """RESULT = 1 when no logit is NaN or infinite: x * 0 is 0 then, and NaN otherwise."""
-    row = field(record, ROW)
-    n = field(record, COUNT)
-    total = zero_f()
-    zero = zero_f()
-    whole = n & ~15
-    for i in range(0, whole * 4, 64):
-        total = fma(load_f32(row, i), zero, total)
-    rest = sum_f(total)
-    for i in range(whole, n):
-        rest += load_float(row, i * 4) * f4(0.0)
-    put_field(record, RESULT, 1 if rest == f4(0.0) else 0)
+S_X, S_X_STRIDE, S_COLS, S_OUT, S_OUT_STRIDE = indices("scan", "x x_stride cols out out_stride")
 
 
 @native
-def largest(row, n):
-    """The largest of n float32."""
-    best = splat_f(load_float(row, 0))
-    whole = n & ~15
-    for i in range(0, whole * 4, 64):
-        best = max_f(load_f32(row, i), best)
-    top = top_f(best)
-    for i in range(whole, n):
-        top = max(top, load_float(row, i * 4))
-    return top
+def _all_finite(total):
+    """Whether a sum of x * 0 says that no x was NaN or infinite."""
+    return f4(1.0) if total == f4(0.0) else f4(0.0)
 
 
-def argmax(record, _state, _ith, _nth):
-    """RESULT = the lowest id whose logit is the largest."""
-    row = field(record, ROW)
-    n = field(record, COUNT)
-    top = largest(row, n)
-    for i in range(n):
-        if load_float(row, i * 4) == top:
-            put_field(record, RESULT, i)
-            break
+def scan(step, state, ith, nth):
+    """Of each SCAN_BLOCK logits of a row: where the first of the largest is, what it is, and 1 when all are finite."""
+    cols = field(step, S_COLS)
+    blocks = (cols + SCAN_BLOCK - 1) // SCAN_BLOCK
+    units = field(state, STATE_N_OUT) * blocks
+    for unit in range(share_start(units, ith, nth), share_start(units, ith + 1, nth)):
+        block = unit % blocks
+        x = field(step, S_X) + unit // blocks * field(step, S_X_STRIDE) + block * SCAN_BLOCK * 4
+        out = field(step, S_OUT) + unit // blocks * field(step, S_OUT_STRIDE) + block * SCAN_WORDS * 4
+        n = min(SCAN_BLOCK, cols - block * SCAN_BLOCK)
+        zero = zero_f()
+        total = zero_f()
+        top = f4(-np.inf)
+        at = 0
+        for part in range(0, n & ~15, 256):
+            best = load_f32(x, part * 4)
+            for i in range(part * 4, min(part + 256, n & ~15) * 4, 64):
+                v = load_f32(x, i)
+                best = max_f(v, best)
+                total = fma(v, zero, total)  # x * 0 is NaN for NaN and infinities
+            if top_f(best) > top:
+                top = top_f(best)
+                at = part
+        rest = sum_f(total)
+        if top > f4(-np.inf):
+            while load_float(x, at * 4) != top:
+                at += 1
+        for i in range(n & ~15, n):
+            v = load_float(x, i * 4)
+            rest += v * f4(0.0)
+            if v > top:
+                top = v
+                at = i
+        store_float(out, 0, f4(at))
+        store_float(out, 4, top)
+        store_float(out, 8, _all_finite(rest))
 
 
 @native
@@ -138,4 +145,4 @@ def softcap(step, state, ith, nth):
             store_f32(x, i, mul_f(splat_f(cap), add_f(one, div_f(splat_f(f4(-2.0)), add_f(one, e)))))
 
 
-KERNELS = {"logits.finite": finite, "logits.argmax": argmax, "logits.top_k": top_k, "softcap": softcap}
+KERNELS = {"scan": scan, "logits.top_k": top_k, "softcap": softcap}

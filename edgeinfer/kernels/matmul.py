@@ -20,6 +20,7 @@ from ..runtime.tile import (
     W2_OF_8,
     W4,
     W4_OF_8,
+    W6_OF_8,
     W8,
     count_of,
     narrow,
@@ -273,30 +274,40 @@ def _unpacked(unpack, gemm, quant_bytes, scale_bytes, bytes_already):
     return unpacked
 
 
-def _direct(dot, quant_bytes, scale_bytes):
-    """The product from the packed bits."""
+def _direct(dot, quant_bytes, scale_bytes, part_tiles=False):
+    """The product from the packed bits; with `part_tiles` six tokens or fewer that are left over cost less than eight."""
+
+    @native
+    def meet(W, q, s, g, each, acts, tile_bytes, t, nb, y, stride, mode, tmp, bias):
+        """Group g, or a pair of groups, times the tokens from t on."""
+        slots = slots_of(W)
+        h = g + 1
+        xq = acts + t // slots * tile_bytes + t % slots * 4
+        xd = xq + nb * 32 * slots
+        xs = xd + nb * 4 * slots
+        xh = xs + nb * 8 * slots
+        out = y + t * stride
+        acc = dot(W, q + g * nb * quant_bytes, s + g * nb * scale_bytes, xq, xd, xs, xh, nb)
+        acc = biased(acc, bias, g)
+        if each == 2:
+            up = dot(W, q + h * nb * quant_bytes, s + h * nb * scale_bytes, xq, xd, xs, xh, nb)
+            up = biased(up, bias, h)
+            finish_pair(acc, up, out + g * 32, stride, mode, tmp)
+        else:
+            finish(W, acc, out + g * 64, stride, mode, tmp)
 
     @native
     def direct(W, q, s, g0, g1, acts, tile_bytes, m, nb, y, stride, mode, tmp, bias):
         """Groups g0..g1 times m tokens, from the packed bits: a group meets all its tiles while it is in the cache."""
-        slots = slots_of(W)
         each = 2 if rows_alternate(mode) else 1
+        whole = m - m % SLOTS if part_tiles and m % SLOTS <= 6 else m
         for g in range(g0, g1, each):
-            h = g + 1
-            for t in range(0, m, count_of(W)):
-                xq = acts + t // slots * tile_bytes + t % slots * 4
-                xd = xq + nb * 32 * slots
-                xs = xd + nb * 4 * slots
-                xh = xs + nb * 8 * slots
-                out = y + t * stride
-                acc = dot(W, q + g * nb * quant_bytes, s + g * nb * scale_bytes, xq, xd, xs, xh, nb)
-                acc = biased(acc, bias, g)
-                if each == 2:
-                    up = dot(W, q + h * nb * quant_bytes, s + h * nb * scale_bytes, xq, xd, xs, xh, nb)
-                    up = biased(up, bias, h)
-                    finish_pair(acc, up, out + g * 32, stride, mode, tmp)
-                else:
-                    finish(W, acc, out + g * 64, stride, mode, tmp)
+            for t in range(0, whole, count_of(W)):
+                meet(W, q, s, g, each, acts, tile_bytes, t, nb, y, stride, mode, tmp, bias)
+            if part_tiles and whole + 4 < m:
+                meet(W6_OF_8, q, s, g, each, acts, tile_bytes, whole, nb, y, stride, mode, tmp, bias)
+            elif part_tiles and whole < m:
+                meet(W4_OF_8, q, s, g, each, acts, tile_bytes, whole, nb, y, stride, mode, tmp, bias)
 
     return direct
 
@@ -317,7 +328,8 @@ def make_matmul(dot, unpack, gemm, quant_bytes, scale_bytes, bytes_already=False
     elif not WIDE:
         straight_tokens = STRAIGHT_TOKENS
     direct = _direct(dot, quant_bytes, scale_bytes)
-    direct4 = direct8 = direct
+    direct4 = direct
+    direct8 = _direct(dot, quant_bytes, scale_bytes, part_tiles=GEMM_TOKENS == SLOTS)
     if bytes_already and narrow():
         direct4 = _direct(_dot_by_halves(dot, NARROW), quant_bytes, scale_bytes)
         direct8 = _direct(_dot_by_halves(dot, NARROW_OF_8), quant_bytes, scale_bytes)

@@ -153,7 +153,8 @@ def norm(step, state, ith, nth):
     """Rows to normalized int8 activations; with one token every thread does it for itself and no barrier is needed.
 
     Tokens of one tile lie so close together that threads would write to the same cache lines (8 tokens on two threads: twice
-    as slow as on one): there each thread takes some columns of all tokens.
+    as slow as on one; 9: four times): each thread takes whole tiles, or some columns of all tokens where few tiles cannot be
+    shared evenly.
     """
     cols = field(step, COLS)
     only_out = field(step, ROWS)
@@ -163,20 +164,24 @@ def norm(step, state, ith, nth):
     tmp = memory + field(step, TMP)
     acts = field(step, ACTS)
     slots = slots_for(m)
+    tiles = (m + SLOTS - 1) // SLOTS
     if field(step, PRIVATE) != 0:
         if acts != 0:
             acts += memory
         for t in range(m):
             _row(step, field(rows, t) if only_out != 0 else t, t, acts, slots, 0, tmp, 0, cols)
-    elif acts != 0 and m <= SLOTS and nth > 1:
+    elif acts != 0 and nth > 1 and tiles < 4 * nth and tiles % nth != 0:
         first = share_start(cols // 32, ith, nth) * 32
         last = share_start(cols // 32, ith + 1, nth) * 32
-        for t in range(m):
-            _row(step, field(rows, t) if only_out != 0 else t, t, acts, slots, t, tmp, first, last)
+        for tile in range(tiles):
+            target = acts + tile * field(step, TILE_BYTES)
+            for t in range(tile * SLOTS, min(m, tile * SLOTS + SLOTS)):
+                _row(step, field(rows, t) if only_out != 0 else t, t, target, slots, t % SLOTS, tmp, first, last)
     else:
-        for t in range(share_start(m, ith, nth), share_start(m, ith + 1, nth)):
-            tile = acts + t // SLOTS * field(step, TILE_BYTES) if acts != 0 else 0
-            _row(step, field(rows, t) if only_out != 0 else t, t, tile, slots, t % slots, tmp, 0, cols)
+        for tile in range(share_start(tiles, ith, nth), share_start(tiles, ith + 1, nth)):
+            target = acts + tile * field(step, TILE_BYTES) if acts != 0 else 0
+            for t in range(tile * SLOTS, min(m, tile * SLOTS + SLOTS)):
+                _row(step, field(rows, t) if only_out != 0 else t, t, target, slots, t % SLOTS, tmp, 0, cols)
 
 
 KERNELS = {"norm": norm}

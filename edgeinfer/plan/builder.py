@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..errors import UnsupportedModelError
 from .draft import FLOATS, Activations, Draft, Row, TensorFacts, rounded, tile_bytes
-from .fields import SWEEP_HEADS, SWEEP_SLOTS
+from .fields import SCAN_BLOCK, SCAN_WORDS, SWEEP_HEADS, SWEEP_SLOTS
 from .packing import CONV_RING
 from .program import KV, Buffer, File, Matrix, Norm, Operand, Packed, PageStride, Part, Rope, Scratch, Thread
 
@@ -172,15 +172,23 @@ class Builder(Draft):
         return self._part(tensor, cols, 0, 0, n // 2), self._part(tensor, cols, 0, n // 2, n // 2)
 
     def logits(self, h: Activations, tensor: str) -> None:
-        """The last product: rows that want logits."""
-        self.linear(h, [tensor], "logits")
+        """The last product, of rows that want logits, and the largest logit of each."""
+        logits = self.linear(h, [tensor], "logits")
+        n = self.config.n_tokens or self.config.n_vocab  # padding rows of the table have no token
         cap = self.config.final_logit_softcap
         if cap:
-            y = self._row("logits", self.config.n_vocab, rows="out")
-            fields: dict[str, Operand] = dict(
-                x=y.place(), x_stride=y.row_bytes, cols=self.config.n_vocab, cap=float(cap)
-            )
-            self._emit("softcap", "", fields, "logits <- cap", sync=True)
+            self._emit(
+                "softcap", "", dict(x=logits.place(), x_stride=logits.row_bytes, cols=logits.cols, cap=float(cap)),
+                "logits <- cap", sync=True,
+            )  # fmt: skip
+        found = self._row("found", -(-n // SCAN_BLOCK) * SCAN_WORDS, rows="out")
+        self._emit(
+            "scan", "",
+            dict(
+                x=logits.place(), x_stride=logits.row_bytes, cols=n, out=found.place(), out_stride=found.row_bytes,
+            ),
+            "found <- the largest of logits", sync=True,
+        )  # fmt: skip
 
     # ---- experts ----------------------------------------------------------------------------------------------------
 

@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ["ATTENTION", "EXPERTS", "FIELDS", "MODES", "SWEEP_HEADS", "SWEEP_SLOTS", "indices"]
+__all__ = [
+    "ATTENTION",
+    "EXPERTS",
+    "FIELDS",
+    "MODES",
+    "SCAN_BLOCK",
+    "SCAN_WORDS",
+    "SWEEP_HEADS",
+    "SWEEP_SLOTS",
+    "indices",
+]
 
 # Attention takes that many tiles of one KV head, and so many heads of a tile, through the KV pages together.
 SWEEP_SLOTS, SWEEP_HEADS = 32, 8
+SCAN_BLOCK, SCAN_WORDS = 4096, 4
 STEP_FIELDS = 2  # words 0 and 1 of a step are the kernel's address and the barrier flag
 
 ATTENTION = (
@@ -64,6 +75,8 @@ FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "pack": ("rows", "quants", "scales", "blocks", "groups"),
         # x = cap * tanh(x / cap) on rows that want logits
         "softcap": ("x", "x_stride", "cols", "cap"),
+        # of each SCAN_BLOCK logits of such a row, SCAN_WORDS float32: where the largest is, its value, 1 if all are finite
+        "scan": ("x", "x_stride", "cols", "out", "out_stride"),
     }
 )  # fmt: skip
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from .fields import MODES
+from .fields import MODES, SCAN_BLOCK, SCAN_WORDS
 from .program import File, Packed, Step
 from .twin_attention import attend, attend_parts, attended, cached, merge_parts, parts, write_kv
 from .twin_experts import chosen, convolve, convolved, experts_down, experts_up, joined, route, summed
@@ -155,6 +155,25 @@ def _softcap(step: Step, call: Call, memory: Memory) -> Outputs:
     return {"x": softcapped(_capped(step, call, memory)["x"], number(step, "cap"))}
 
 
+# ---- scan -----------------------------------------------------------------------------------------------------------
+
+
+def _scanned(step: Step, call: Call, memory: Memory) -> Outputs:
+    n_blocks = -(-number(step, "cols") // SCAN_BLOCK)
+    cols = n_blocks * SCAN_WORDS
+    rows = memory.floats(step.fields["out"], len(call.out_rows), number(step, "out_stride"), cols)
+    return {"out": rows.reshape(len(rows), n_blocks, SCAN_WORDS)[:, :, :3]}  # the last word is not used
+
+
+def _scan(step: Step, call: Call, memory: Memory) -> Outputs:
+    """Of each block of logits: where the first of the largest is, its value, and whether all are finite."""
+    cols = number(step, "cols")
+    rows = memory.floats(step.fields["x"], len(call.out_rows), number(step, "x_stride"), cols)
+    blocks = [rows[:, start : start + SCAN_BLOCK] for start in range(0, cols, SCAN_BLOCK)]
+    out = [[b.argmax(axis=1), b.max(axis=1), np.isfinite(b).all(axis=1)] for b in blocks]
+    return {"out": np.array(out, np.float64).transpose(2, 0, 1)}
+
+
 # ---- all kinds ------------------------------------------------------------------------------------------------------
 
 Twin = Callable[[Step, Call, Memory], Outputs]
@@ -171,6 +190,7 @@ TWINS: Mapping[str, tuple[Twin, Twin]] = MappingProxyType(
         "attention_part": (attend_parts, parts),
         "attention_merge": (merge_parts, attended),
         "softcap": (_softcap, _capped),
+        "scan": (_scan, _scanned),
         "route": (route, chosen),
         "experts_up": (experts_up, joined),
         "experts_down": (experts_down, summed),

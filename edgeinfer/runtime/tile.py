@@ -35,7 +35,7 @@ from .vec import (
 )  # fmt: skip
 
 W1, W2, W3, W4, W8 = Width(1, 1), Width(2, 2), Width(3, 4), Width(4, 4), Width(8, 8)
-W2_OF_8, W4_OF_8 = Width(2, 8), Width(4, 8)
+W2_OF_8, W4_OF_8, W6_OF_8 = Width(2, 8), Width(4, 8), Width(6, 8)
 NARROW, NARROW_OF_8 = Width(4, 4, rows=8), Width(4, 8, rows=8)
 BASE = 0x4B400000  # the bits of 3 x 2^22, in whose neighbourhood floats are one apart
 

@@ -8,14 +8,24 @@ from numpy.typing import NDArray
 
 from edgeinfer.engine.logits import NativeLogits
 from edgeinfer.errors import SettingError
+from edgeinfer.plan.fields import SCAN_BLOCK, SCAN_WORDS
 from tests.kernels.harness import ISAS, Buffer, kernels_of
 
 SIZES = (1, 2, 15, 16, 17, 31, 100, 1000, 4099)
 
 
-def shown(isa: str, rows: NDArray[np.float32]) -> NativeLogits:
-    """Rows as the logits of a forward."""
-    return NativeLogits(kernels_of(isa).library, rows.shape[1]).show(rows, len(rows))
+def shown(isa: str, rows: NDArray[np.float32], nth: int = 1) -> NativeLogits:
+    """Rows as the logits of a forward on nth threads."""
+    n, cols = rows.shape
+    kernels = kernels_of(isa)
+    words = -(-cols // SCAN_BLOCK) * SCAN_WORDS
+    x, out = Buffer.of(rows), Buffer(n * words * 4)
+    fields = {"x": x.address, "x_stride": cols * 4, "cols": cols, "out": out.address, "out_stride": words * 4}
+    kernels.call("scan", "", fields, n=n + 2, n_out=n, nth=nth)
+    x.check()
+    out.check()
+    shown_rows = x.bytes.view(np.float32).reshape(n, cols)
+    return NativeLogits(kernels.library, cols).show(shown_rows, n, out.bytes.view(np.float32).reshape(n, words))
 
 
 def ranked(row: NDArray[np.float32], k: int) -> NDArray[np.int64]:
@@ -54,11 +64,32 @@ def test_finite_sees_every_place(isa: str, bad: float) -> None:
         row = np.random.default_rng(n).standard_normal((1, n)).astype(np.float32) * 1e38
         logits = shown(isa, row)
         assert logits.finite(0)
+        assert logits.finite(-1)
         for i in range(n):
             row[0, i], kept = bad, row[0, i]
-            assert not logits.finite(0)
+            assert not shown(isa, row).finite(0)
             row[0, i] = kept
-        assert logits.finite(-1)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("n", [4095, 4096, 4097, 12_288, 50_001])
+def test_the_largest_of_many_on_any_number_of_threads(isa: str, n: int) -> None:
+    rng = np.random.default_rng(n)
+    rows = rng.standard_normal((5, n)).astype(np.float32)
+    rows[1] = np.round(rows[1])  # many of the largest: the first counts
+    rows[2, :] = -np.inf
+    rows[3, n - 1] = 100
+    rows[4] = -7.0
+    for nth in (1, 2, 3, 7):
+        logits = shown(isa, rows, nth)
+        assert [logits.argmax(i) for i in range(5)] == rows.argmax(axis=1).tolist()
+        assert [logits.finite(i) for i in range(5)] == [True, True, False, True, True]
+    for at in (0, 4000, n - 1):
+        rows[0, at] = np.nan
+        logits = shown(isa, rows, 2)
+        assert not logits.finite(0)
+        assert 0 <= logits.argmax(0) < n
+        rows[0, at] = 0.0
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -19,7 +19,7 @@ from tests.kernels.harness import ISAS, SCALES, THREAD_BYTES, Buffer, Kernels, k
 NATIVE = [fmt.name for fmt in FORMATS.values() if fmt.native]
 FLOATS = ("F32", "F16", "BF16")
 MANY = 263  # so many that every format that is ever unpacked is unpacked; the last tile is not full
-COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 40, MANY)
+COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 14, 40, MANY)
 ROWS = 55  # not a multiple of 16
 TMP = 4096  # where a product's own memory starts in a thread's
 STATED_ERROR = 2e-6  # of the sum of the absolute products
