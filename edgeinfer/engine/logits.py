@@ -55,7 +55,7 @@ class NativeLogits:
             blocks = self._found[:n, : self._n_blocks * SCAN_WORDS].reshape(n, self._n_blocks, SCAN_WORDS)
             best = blocks[:, :, 1].argmax(axis=1)  # the first of equals
             self._largest = (best * SCAN_BLOCK + blocks[np.arange(n), best, 0].astype(np.int64)).tolist()
-            self._all_finite = blocks[:, :, 2].all(axis=1).tolist()
+            self._all_finite = np.asarray(blocks[:, :, 2].all(axis=1)).tolist()
         return self._largest
 
     def argmax(self, i: int) -> int:
