@@ -14,7 +14,8 @@ from bisect import bisect_left
 
 __all__ = ["GRAIN", "CostModel", "looks_of"]
 
-GRAIN = 8  # rows of a tile: a forward of 9 rows costs what one of 16 does
+GRAIN = 8  # rows of a tile
+PART = 4  # what is left of a forward beyond its whole tiles costs what this many rows cost, or twice as many
 START_ROWS = 32  # of a first chunk, before anything is known
 _GUESS = (5.0, 1.0, 1e-3, 1e-3)  # base, row, look and span, in rows' worth of time, until they are measured
 _DOUBT = 1.0  # how far off, relative to the guess, each may be
@@ -36,7 +37,7 @@ def looks_of(first: int, rows: int) -> int:
 
 def _tiles(rows: int) -> int:
     """Rows as the products see them."""
-    return rows if rows <= GRAIN else -(-rows // GRAIN) * GRAIN
+    return rows if rows <= GRAIN else -(-rows // PART) * PART
 
 
 class CostModel:
