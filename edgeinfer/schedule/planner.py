@@ -262,7 +262,9 @@ class Planner:
                 break
             work.pieces.append(Piece(stream, n, n_rows))
             work.rows += n
-            work.looks += looks_of(stream.n_held, n)
+            looks = looks_of(stream.n_held, n)
+            work.looks += looks
+            work.chunk_looks += looks
             work.spans += stream.n_held
             n_out -= n_rows
             room -= n
@@ -294,6 +296,11 @@ class Planner:
         middle = (stream.n_held + last) // 2
         chunk_s = self._cost(self.n_threads, False).seconds(n, looks_of(middle, n), middle)
         return chunk_s * stream.n_todo / max(n, 1)
+
+    def _row_s(self, position: float) -> float:
+        """What a prompt's row near a position is expected to cost in a chunk on all threads."""
+        first = int(position)
+        return self._cost(self.n_threads, False).seconds(64, looks_of(first, 64), first) / 64
 
     # ---- what forwards taught ---------------------------------------------------------------------------------------
 
@@ -333,11 +340,9 @@ class Planner:
             self._last_step = None
         if not both or work.way is None:
             self.sharing.interrupted()
-        elif self.sharing.note(work.way, now, work.rows - work.n_steps, work.n_steps, gap):
-            n = len(self.writing)
-            first = sum(s.n_held for s in self.writing) // n
-            row_s = self._cost(self.n_threads, False).seconds(64, looks_of(first, 64), first) / 64
-            self.sharing.choose(row_s, self._step_s(self.writing, self.n_threads) / n, self.target_gap_s())
+        elif self.sharing.note(work.way, now, work.rows - work.n_steps, work.chunk_looks, work.n_steps, gap):
+            token_s = self._step_s(self.writing, self.n_threads) / len(self.writing)
+            self.sharing.choose(self._row_s, token_s, self.target_gap_s())
 
     def release(self, work: Work) -> None:
         """A forward has ended, well or not: its cores and streams are free."""

@@ -12,6 +12,7 @@ Knows no engine and no stream.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,9 @@ STEPS, CHUNKS = 8, 3  # that a way is tried for
 AGAIN, MOST_AGAIN = 256, 8192  # forwards on which to ride until the ways are tried again; 4 times as many each time
 _SLACK = 1.3  # a gap this much above the target is still taken
 _NEAR = 0.8  # of the most work: ways that do this much are as good, and the one with the shortest gap is kept
+
+
+RowCost = Callable[[float], float]
 
 
 @dataclass(frozen=True)
@@ -46,23 +50,28 @@ class _Trial:
     began: float | None = None
     seconds: float = 0.0
     rows: int = 0  # of prompts
+    looks: int = 0  # sum of their positions
     tokens: int = 0  # of answers
     chunks: int = 0
     gaps: list[float] = field(default_factory=list)
 
     def restart(self) -> None:
-        self.began, self.rows, self.tokens, self.chunks = None, 0, 0, 0
+        self.began, self.rows, self.looks, self.tokens, self.chunks = None, 0, 0, 0, 0
         self.gaps.clear()
 
     @property
     def gap(self) -> float:
         return sorted(self.gaps)[len(self.gaps) // 2]
 
-    def worth(self, row_s: float, token_s: float) -> float:
-        """Seconds of work, each phase alone on all threads, that were done in a second."""
-        return (self.rows * row_s + self.tokens * token_s) / self.seconds
+    def worth(self, row_s: RowCost, token_s: float) -> float:
+        """Seconds of work, each phase alone on all threads, that were done in a second.
 
-    def figures(self, row_s: float, token_s: float) -> dict[str, float]:
+        A way that is tried later in a prompt reads rows that look back further; each way's rows count as what they cost.
+        """
+        row = row_s(self.looks / max(self.rows, 1))
+        return (self.rows * row + self.tokens * token_s) / self.seconds
+
+    def figures(self, row_s: RowCost, token_s: float) -> dict[str, float]:
         """What is shown of it."""
         return {
             "prompt_rows_s": round(self.rows / self.seconds, 1),
@@ -119,8 +128,11 @@ class Sharing:
         if self.measuring:
             self._trials[self._at].restart()
 
-    def note(self, way: Way, now: float, rows: int, tokens: int, gap: float | None) -> bool:
-        """Count a forward that ended while both phases have work; True when a trial is over and all are."""
+    def note(self, way: Way, now: float, rows: int, looks: int, tokens: int, gap: float | None) -> bool:
+        """Count a forward that ended while both phases have work; True when a trial is over and all are.
+
+        It read `rows` of prompts, whose positions add up to `looks`, and made `tokens` of answers.
+        """
         if not self.measuring and self._again:
             self._again -= 1
             if not self._again:
@@ -132,6 +144,7 @@ class Sharing:
             trial.began = now  # what ran before that was not all of this way
             return False
         trial.rows += rows
+        trial.looks += looks
         trial.tokens += tokens
         trial.chunks += rows > 0
         if gap is not None:
@@ -144,8 +157,8 @@ class Sharing:
             self.way = self._trials[self._at].way
         return not self.measuring
 
-    def choose(self, row_s: float, token_s: float, target_s: float) -> None:
-        """Keep the best way that was tried. row_s and token_s are what a prompt's row and a token cost alone."""
+    def choose(self, row_s: RowCost, token_s: float, target_s: float) -> None:
+        """Keep the best way that was tried. row_s(position) and token_s are what a prompt's row and a token cost alone."""
         ranked = sorted(self._trials, key=lambda t: t.worth(row_s, token_s), reverse=True)
         most = ranked[0].worth(row_s, token_s)
         fine = [t for t in ranked if t.gap <= target_s * _SLACK and t.worth(row_s, token_s) >= _NEAR * most]

@@ -35,6 +35,7 @@ class Work:
     n_steps: int = 0  # the first pieces that are steps of answers; the others are chunks of prompts
     rows: int = 0
     looks: int = 0  # sum of the rows' positions
+    chunk_looks: int = 0  # the same of the rows of prompts alone
     spans: int = 0  # sum of the positions at which the pieces begin
 
     @property
