@@ -100,7 +100,7 @@ class Lane:
         self._answers = {
             phase: (
                 self._floats("logits", program.buffers["logits"].row_bytes),
-                self._floats("found", program.buffers["found"].row_bytes),
+                self._floats("best", program.buffers["best"].row_bytes),
             )
             for phase, program in programs.items()
         }
@@ -194,7 +194,7 @@ class Lane:
 
     def waited_s(self, n_threads: int) -> float:
         """Seconds that the threads of teams of this size have waited so far, in vain spun, for a late one; all added up."""
-        return int(self._waits[n_threads].sum()) * 1e-9
+        return sum(self._waits[n_threads].tolist()) * 1e-9 if n_threads > 1 else 0.0  # quicker than NumPy for so few
 
     @property
     def stopped(self) -> bool:
@@ -208,7 +208,7 @@ class Lane:
         self._barriers = {}
 
     def answers(self, phase: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """What a program leaves for who called it: the logits (n_out, ...) and what was found in them; views."""
+        """What a program leaves for who called it: the logits (n_out, ...) and what is the best of them; views."""
         return self._answers[phase]
 
     def _floats(self, name: str, row_bytes: int) -> NDArray[np.float32]:

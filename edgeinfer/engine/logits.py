@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import SettingError
-from ..plan.fields import SCAN_BLOCK, SCAN_WORDS
+from ..plan.fields import SCAN_BLOCK
 from ..runtime.arena import aligned
 from ..runtime.library import KernelLibrary
 
@@ -21,9 +21,8 @@ class NativeLogits:
 
     def __init__(self, library: KernelLibrary, n_vocab: int):
         self.n_vocab = n_vocab
-        self._n_blocks = -(-n_vocab // SCAN_BLOCK)
         self._rows: NDArray[np.float32] = np.zeros((0, n_vocab), np.float32)
-        self._found: NDArray[np.float32] = np.zeros((0, 0), np.float32)
+        self._best: NDArray[np.float32] = np.zeros((0, 3), np.float32)
         self._n = 0
         self._largest: list[int] | None = None  # of each row: of all rows at once, when the first is asked for
         self._all_finite: list[bool] = []
@@ -31,9 +30,9 @@ class NativeLogits:
         self._address = int(self._record.ctypes.data)
         self._top = library.function(LOGITS_KERNELS[0])
 
-    def show(self, rows: NDArray[np.float32], n: int, found: NDArray[np.float32]) -> NativeLogits:
-        """Point at the first n rows of a buffer, and at what the program's step `scan` found in each."""
-        self._rows, self._n, self._found, self._largest = rows, n, found, None
+    def show(self, rows: NDArray[np.float32], n: int, best: NDArray[np.float32]) -> NativeLogits:
+        """Point at the first n rows of a buffer, and at what the program's step `scan_merge` says of each."""
+        self._rows, self._n, self._best, self._largest = rows, n, best, None
         return self
 
     def __len__(self) -> int:
@@ -49,13 +48,11 @@ class NativeLogits:
         return self._rows[self._checked(i), : self.n_vocab]
 
     def _look(self) -> list[int]:
-        """The largest of each row, from the blocks of all rows."""
+        """The largest of each row, of all rows."""
         if self._largest is None:
-            n = self._n
-            blocks = self._found[:n, : self._n_blocks * SCAN_WORDS].reshape(n, self._n_blocks, SCAN_WORDS)
-            best = blocks[:, :, 1].argmax(axis=1)  # the first of equals
-            self._largest = (best * SCAN_BLOCK + blocks[np.arange(n), best, 0].astype(np.int64)).tolist()
-            self._all_finite = np.asarray(blocks[:, :, 2].all(axis=1)).tolist()
+            rows = self._best[: self._n, :3].tolist()
+            self._largest = [int(block) * SCAN_BLOCK + int(place) for block, place, _ in rows]
+            self._all_finite = [finite == 1.0 for _, _, finite in rows]
         return self._largest
 
     def argmax(self, i: int) -> int:

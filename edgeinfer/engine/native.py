@@ -228,7 +228,7 @@ class NativeEngine:
         here = self._lanes[lane]
         n = len(batch)
         runs = self._runs(batch)
-        out = np.flatnonzero(batch.wants_logits)
+        out = batch.wants_logits.nonzero()[0]
         if len(out) > self.n_out:
             raise SettingError(f"{len(out)} rows of logits were asked for in one forward; at most {self.n_out}")
         phase = "decode" if n == 1 else "batch"
@@ -242,7 +242,7 @@ class NativeEngine:
             here.positions[:n] = batch.positions
             here.slots[:n] = batch.seq_ids
             here.out_rows[: len(out)] = out
-            here.runs[: len(runs) * RUN_WORDS] = np.array(runs, np.int64).reshape(-1)
+            here.runs[: len(runs) * RUN_WORDS] = [word for run in runs for word in run]
             here.set_call(n, len(out), len(runs), n_threads)
             waited, started, used = here.waited_s(n_threads), time.perf_counter(), time.thread_time()
             here.team.run(int(program.ctypes.data), len(self.programs[phase].steps), here.state_address, n_threads)
@@ -257,8 +257,8 @@ class NativeEngine:
             raise
         for seq, _position, count, _row in runs:
             self.kv.advance(seq, count)
-        rows, found = here.answers(phase)
-        return self._logits[lane].show(rows, len(out), found)
+        rows, best = here.answers(phase)
+        return self._logits[lane].show(rows, len(out), best)
 
     def _runs(self, batch: Batch) -> list[tuple[int, int, int, int]]:
         """(sequence, first position, count, first row) of each run of the batch, checked against the KV cache."""

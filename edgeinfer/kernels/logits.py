@@ -18,6 +18,9 @@ from .layout import share_start
 f4 = np.float32
 ROW, COUNT, TOP, IDS, VALUES = range(5)
 X, X_STRIDE, COLS, CAP = indices("softcap", "x x_stride cols cap")
+M_FOUND, M_FOUND_STRIDE, M_BLOCKS, M_OUT, M_OUT_STRIDE = indices(
+    "scan_merge", "found found_stride blocks out out_stride"
+)
 S_X, S_X_STRIDE, S_COLS, S_OUT, S_OUT_STRIDE = indices("scan", "x x_stride cols out out_stride")
 
 
@@ -63,6 +66,27 @@ def scan(step, state, ith, nth):
         store_float(out, 0, f4(at))
         store_float(out, 4, top)
         store_float(out, 8, _all_finite(rest))
+
+
+def scan_merge(step, state, ith, nth):
+    """Of each row that wants logits: the block of the first of the largest, its place in the block, 1 if all are finite."""
+    blocks = field(step, M_BLOCKS)
+    n = field(state, STATE_N_OUT)
+    for t in range(share_start(n, ith, nth), share_start(n, ith + 1, nth)):
+        found = field(step, M_FOUND) + t * field(step, M_FOUND_STRIDE)
+        out = field(step, M_OUT) + t * field(step, M_OUT_STRIDE)
+        best = 0
+        top = load_float(found, 4)
+        finite = load_float(found, 8)
+        for b in range(1, blocks):
+            at = found + b * SCAN_WORDS * 4
+            if load_float(at, 4) > top:
+                top = load_float(at, 4)
+                best = b
+            finite *= load_float(at, 8)
+        store_float(out, 0, f4(best))
+        store_float(out, 4, load_float(found, best * SCAN_WORDS * 4))
+        store_float(out, 8, finite)
 
 
 @native
@@ -145,4 +169,4 @@ def softcap(step, state, ith, nth):
             store_f32(x, i, mul_f(splat_f(cap), add_f(one, div_f(splat_f(f4(-2.0)), add_f(one, e)))))
 
 
-KERNELS = {"scan": scan, "logits.top_k": top_k, "softcap": softcap}
+KERNELS = {"scan": scan, "scan_merge": scan_merge, "logits.top_k": top_k, "softcap": softcap}

@@ -181,13 +181,22 @@ class Builder(Draft):
                 "softcap", "", dict(x=logits.place(), x_stride=logits.row_bytes, cols=logits.cols, cap=float(cap)),
                 "logits <- cap", sync=True,
             )  # fmt: skip
-        found = self._row("found", -(-n // SCAN_BLOCK) * SCAN_WORDS, rows="out")
+        n_blocks = -(-n // SCAN_BLOCK)
+        found = self._row("found", n_blocks * SCAN_WORDS, rows="out")
+        best = self._row("best", 3, rows="out")
         self._emit(
             "scan", "",
             dict(
                 x=logits.place(), x_stride=logits.row_bytes, cols=n, out=found.place(), out_stride=found.row_bytes,
             ),
-            "found <- the largest of logits", sync=True,
+            "found <- the largest of each block of logits", sync=True,
+        )  # fmt: skip
+        self._emit(
+            "scan_merge", "",
+            dict(
+                found=found.place(), found_stride=found.row_bytes, blocks=n_blocks, out=best.place(), out_stride=best.row_bytes,
+            ),
+            "best <- the largest of found", sync=True,
         )  # fmt: skip
 
     # ---- experts ----------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ _READS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "embed": (), "norm": ("x", "add", "gate"), "matmul": ("acts",), "matmul_float": ("h",), "rope_kv": ("k", "v"),
         "attention": ("q", "base"), "attention_part": ("q", "base"), "attention_merge": ("partial",), "softcap": ("x",),
-        "scan": ("x",),
+        "scan": ("x",), "scan_merge": ("found",),
         "route": ("logits",), "experts_up": ("acts", "route"), "experts_down": ("acts", "route"), "short_conv": ("x", "base"),
     }
 )  # fmt: skip
@@ -28,7 +28,7 @@ _WRITES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "embed": ("x",), "norm": ("acts", "out", "x_out"), "matmul": ("y",), "matmul_float": ("y",), "rope_kv": ("base",),
         "attention": ("out",), "attention_part": ("partial",), "attention_merge": ("out",), "softcap": ("x",),
-        "scan": ("out",),
+        "scan": ("out",), "scan_merge": ("out",),
         "route": ("out",), "experts_up": ("y",), "experts_down": ("y",), "short_conv": ("out", "base"),
     }
 )  # fmt: skip

@@ -77,6 +77,8 @@ FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "softcap": ("x", "x_stride", "cols", "cap"),
         # of each SCAN_BLOCK logits of such a row, SCAN_WORDS float32: where the largest is, its value, 1 if all are finite
         "scan": ("x", "x_stride", "cols", "out", "out_stride"),
+        # of each such row, three float32: the block of the largest, its place there, and 1 if all blocks are finite
+        "scan_merge": ("found", "found_stride", "blocks", "out", "out_stride"),
     }
 )  # fmt: skip
 

@@ -174,6 +174,19 @@ def _scan(step: Step, call: Call, memory: Memory) -> Outputs:
     return {"out": np.array(out, np.float64).transpose(2, 0, 1)}
 
 
+def _merged(step: Step, call: Call, memory: Memory) -> Outputs:
+    return {"out": memory.floats(step.fields["out"], len(call.out_rows), number(step, "out_stride"), 3)}
+
+
+def _merge(step: Step, call: Call, memory: Memory) -> Outputs:
+    """Of each row: the block of the first of the largest, where it is there, and whether all blocks are finite."""
+    n, cols = number(step, "blocks"), number(step, "blocks") * SCAN_WORDS
+    rows = memory.floats(step.fields["found"], len(call.out_rows), number(step, "found_stride"), cols)
+    found = rows.reshape(len(rows), n, SCAN_WORDS).astype(np.float64)
+    best = found[:, :, 1].argmax(axis=1)
+    return {"out": np.stack([best, found[np.arange(len(rows)), best, 0], found[:, :, 2].min(axis=1)], axis=1)}
+
+
 # ---- all kinds ------------------------------------------------------------------------------------------------------
 
 Twin = Callable[[Step, Call, Memory], Outputs]
@@ -191,6 +204,7 @@ TWINS: Mapping[str, tuple[Twin, Twin]] = MappingProxyType(
         "attention_merge": (merge_parts, attended),
         "softcap": (_softcap, _capped),
         "scan": (_scan, _scanned),
+        "scan_merge": (_merge, _merged),
         "route": (route, chosen),
         "experts_up": (experts_up, joined),
         "experts_down": (experts_down, summed),

@@ -129,7 +129,7 @@ def kernels_of(name: str) -> Kernels:
     quants = tuple(fmt.name.lower() for fmt in FORMATS.values() if fmt.native and fmt.name.lower() not in floats)
     names = [f"matmul.{x}" for x in reversed(quants)] + [f"matmul_float.{x}" for x in floats]
     names += [f"{step}.{x}" for step in steps if step in ("embed", "pack") for x in (*floats, *quants)]
-    kernels.library.ensure([*names, "norm", "softcap", "scan", "logits.top_k"])
+    kernels.library.ensure([*names, "norm", "softcap", "scan", "scan_merge", "logits.top_k"])
     return kernels
 
 

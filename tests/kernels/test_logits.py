@@ -19,13 +19,17 @@ def shown(isa: str, rows: NDArray[np.float32], nth: int = 1) -> NativeLogits:
     n, cols = rows.shape
     kernels = kernels_of(isa)
     words = -(-cols // SCAN_BLOCK) * SCAN_WORDS
-    x, out = Buffer.of(rows), Buffer(n * words * 4)
+    x, out, best = Buffer.of(rows), Buffer(n * words * 4), Buffer(n * 12)
     fields = {"x": x.address, "x_stride": cols * 4, "cols": cols, "out": out.address, "out_stride": words * 4}
     kernels.call("scan", "", fields, n=n + 2, n_out=n, nth=nth)
-    x.check()
-    out.check()
+    fields = {
+        "found": out.address, "found_stride": words * 4, "blocks": words // SCAN_WORDS, "out": best.address, "out_stride": 12,
+    }  # fmt: skip
+    kernels.call("scan_merge", "", fields, n=n + 2, n_out=n, nth=nth)
+    for buffer in (x, out, best):
+        buffer.check()
     shown_rows = x.bytes.view(np.float32).reshape(n, cols)
-    return NativeLogits(kernels.library, cols).show(shown_rows, n, out.bytes.view(np.float32).reshape(n, words))
+    return NativeLogits(kernels.library, cols).show(shown_rows, n, best.bytes.view(np.float32).reshape(n, 3))
 
 
 def ranked(row: NDArray[np.float32], k: int) -> NDArray[np.int64]:

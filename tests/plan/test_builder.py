@@ -38,7 +38,8 @@ LLAMA_DECODE = """\
 011* matmul.q8_0        x <- h, blk.0.ffn_down  64x128 add
 012  norm               h <- output_norm.weight
 013* matmul.q8_0        logits <- h, output  352x64
-014* scan               found <- the largest of logits"""
+014* scan               found <- the largest of each block of logits
+015* scan_merge         best <- the largest of found"""
 
 GEMMA_BATCH = """\
 000* embed.f16          x <- token_embd.weight
@@ -54,7 +55,8 @@ GEMMA_BATCH = """\
 010* matmul_float.f16   down <- h, blk.0.ffn_down  64x128
 011* norm               h <- output_norm.weight
 012* matmul_float.f16   logits <- h, token_embd  416x64
-013* scan               found <- the largest of logits"""
+013* scan               found <- the largest of each block of logits
+014* scan_merge         best <- the largest of found"""
 
 
 def test_listing_of_a_llama(tmp_path: Path) -> None:
