@@ -97,7 +97,8 @@ class Lane:
         self.thread_address = self.arena.take(n_threads * self.thread_stride)
         self._state_memory(where.kv)
         self.linked = {phase: self._link(program, where) for phase, program in programs.items()}
-        self._answers = {
+        # What a program leaves for who called it: the logits (n_out, ...) and what is the best of them, as views.
+        self.answers = {
             phase: (
                 self._floats("logits", program.buffers["logits"].row_bytes),
                 self._floats("best", program.buffers["best"].row_bytes),
@@ -206,10 +207,6 @@ class Lane:
         for n, memory in self._barriers.items():
             self._pool.give_barrier(n, memory)
         self._barriers = {}
-
-    def answers(self, phase: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """What a program leaves for who called it: the logits (n_out, ...) and what is the best of them; views."""
-        return self._answers[phase]
 
     def _floats(self, name: str, row_bytes: int) -> NDArray[np.float32]:
         """A float32 buffer as an array (n_out, row_bytes / 4): a view."""

@@ -257,7 +257,7 @@ class NativeEngine:
             raise
         for seq, _position, count, _row in runs:
             self.kv.advance(seq, count)
-        rows, best = here.answers(phase)
+        rows, best = here.answers[phase]
         return self._logits[lane].show(rows, len(out), best)
 
     def _runs(self, batch: Batch) -> list[tuple[int, int, int, int]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from edgeinfer.schedule.sharing import CHUNKS, STEPS, Sharing
 
-# Measured: SmolLM2 on two cores, the first prompts of a load. Per way: rows of prompts, their mean position, tokens of
-# answers, seconds, the gap between two tokens.
+# SmolLM2 on two cores, the first prompts of a load. Per way: rows of prompts, their mean position (this one is a guess, the
+# others were measured), tokens of answers, seconds, the gap between two tokens.
 RIDE = (296, 150, 8, 0.181, 0.023)
 SPLIT = (176, 390, 32, 0.217, 0.0066)
 
