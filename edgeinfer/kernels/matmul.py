@@ -29,7 +29,6 @@ from ..runtime.tile import (
     slots_of,
     tile_add,
     tile_add_floats,
-    tile_add_times_i,
     tile_add_vec,
     tile_dot,
     tile_dot_pair,
@@ -38,13 +37,10 @@ from ..runtime.tile import (
     tile_load,
     tile_scale,
     tile_scale_words,
-    tile_start,
     tile_start2_centred,
     tile_start_centred,
-    tile_start_eighth,
     tile_start_signed,
     tile_store,
-    tile_times_i,
     tile_zero_f,
     tile_zero_i,
 )  # fmt: skip
@@ -58,6 +54,9 @@ ADD, SILU, GELU, INTO = MODES["add"], MODES["silu"], MODES["gelu"], MODES["silu_
 W_GEMM = {8: W8, 4: W4_OF_8, 2: W2_OF_8}[target().width]
 GEMM_TOKENS = target().width
 WIDE = target().dot == "vpdpbusd512"
+# What a tile of tokens meets is one function where the registers hold it; a call passes all accumulators through memory, 2 %
+# of prefill for SmolLM2's narrow rows. With fewer registers it gained nothing.
+fused = inner if WIDE else native
 # Up to so many, unpacking costs more than it saves. With AVX-512 a format may say more: there the units that multiply are the
 # limit, and those that mask and shift have time (1.5B, 128 tokens: 2 % faster in Q4_0, Q4_K and Q6_K, 48 tokens: 7 %; Q5_0 is
 # 2 % slower). With AVX2, at 32, Q4_0 would gain 6 % and Q4_K_M lose 17 %.
@@ -79,7 +78,7 @@ def rows_alternate(mode):
     return mode in (SILU, GELU)
 
 
-@native
+@fused
 def biased(acc, bias, g):
     """acc plus the bias of group g's rows, where there is one."""
     if bias != 0:
@@ -87,7 +86,7 @@ def biased(acc, bias, g):
     return acc
 
 
-@native
+@fused
 def finish(W, acc, y, stride, mode, tmp):
     """Store 16 rows of T tokens, add them to what is there, or join them with the gate rows there."""
     if mode >= INTO:
@@ -101,7 +100,7 @@ def finish(W, acc, y, stride, mode, tmp):
         tile_store(acc, y, stride)
 
 
-@native
+@fused
 def finish_pair(gate, up, y, stride, mode, tmp):
     """Join gate and up rows; through memory, which costs little beside the product itself."""
     tile_store(gate, tmp, 64)
@@ -130,16 +129,19 @@ def _sum_bytes(dot):
         acc = quad(quad(quad(quad(acc, W, w, x, S, 0), W, w, x, S, 1), W, w, x, S, 2), W, w, x, S, 3)
         return quad(quad(quad(quad(acc, W, w, x, S, 4), W, w, x, S, 5), W, w, x, S, 6), W, w, x, S, 7)
 
-    return unrolled if narrow() else run  # LLVM thinks the loop too long to unroll where one vector is four registers
+    return unrolled if narrow() or WIDE else run  # LLVM thinks the loop too long to unroll there
+
+
+@inner
+def _pair(acc, W, w, x, S, v):
+    y = x + v * 4 * S
+    return tile_dot_pair(acc, rows_i32(W, w, v * 64), y, rows_i32(W, w, v * 64 + 64), y + 4 * S)
 
 
 @inner
 def _sum_pairs(acc, W, w, x, S):
     """The same of weights 0 .. 63, as all unsigned ones are."""
-    for v in range(0, 8, 2):
-        y = x + v * 4 * S
-        acc = tile_dot_pair(acc, rows_i32(W, w, v * 64), y, rows_i32(W, w, v * 64 + 64), y + 4 * S)
-    return acc
+    return _pair(_pair(_pair(_pair(acc, W, w, x, S, 0), W, w, x, S, 2), W, w, x, S, 4), W, w, x, S, 6)
 
 
 sum_signed = _sum_bytes(tile_dot_signed)
@@ -169,30 +171,6 @@ def gemm_with_min(W, w, d, m, xq, xd, xs, xh, nb):
         acc = tile_scale(acc, a, rows_f32(W, d, b * 64), xd + b * 4 * SLOTS)
         acc = tile_add_floats(acc, rows_f32(W, m, b * 64), xs + b * 8 * SLOTS + 4 * SLOTS)
     return acc
-
-
-def gemm_halves(start):
-    """Blocks whose halves have integer scales of their own (Q3_K, Q6_K): m holds two int32 vectors a block."""
-
-    @native
-    def gemm(W, w, d, m, xq, xd, xs, xh, nb):
-        acc = tile_zero_f(W)
-        for b in range(nb):
-            x = xq + b * 32 * SLOTS
-            a = start(W, xh + b * 8 * SLOTS)
-            c = start(W, xh + b * 8 * SLOTS + 4 * SLOTS)
-            for v in range(0, 4, 2):
-                y = x + v * 4 * SLOTS
-                u = w + b * 512 + v * 64
-                a = tile_dot_pair(a, rows_i32(W, u, 0), y, rows_i32(W, u, 64), y + 4 * SLOTS)
-                y += 16 * SLOTS
-                c = tile_dot_pair(c, rows_i32(W, u, 256), y, rows_i32(W, u, 320), y + 4 * SLOTS)
-            a = tile_times_i(a, rows_i32(W, m, b * 128))
-            a = tile_add_times_i(a, c, rows_i32(W, m, b * 128 + 64))
-            acc = tile_scale(acc, a, rows_f32(W, d, b * 64), xd + b * 4 * SLOTS)
-        return acc
-
-    return gemm
 
 
 @native
@@ -240,7 +218,7 @@ def _dot_by_halves(dot, narrowed):
 
 def _unpacked(unpack, gemm, quant_bytes, scale_bytes, bytes_already):
     """The product of groups g0..g1 with many tiles: each group becomes bytes once, or its scales alone become floats."""
-    gemm = _gemm_by_halves(gemm)
+    gemm = fused(_gemm_by_halves(gemm).py_func)
 
     @native
     def unpacked(q, s, g0, g1, acts, tile_bytes, tiles, nb, y, stride, mode, tmp, bias):
@@ -277,7 +255,7 @@ def _unpacked(unpack, gemm, quant_bytes, scale_bytes, bytes_already):
 def _direct(dot, quant_bytes, scale_bytes, part_tiles=False):
     """The product from the packed bits; with `part_tiles` six tokens or fewer that are left over cost less than eight."""
 
-    @native
+    @fused
     def meet(W, q, s, g, each, acts, tile_bytes, t, nb, y, stride, mode, tmp, bias):
         """Group g, or a pair of groups, times the tokens from t on."""
         slots = slots_of(W)
@@ -329,7 +307,7 @@ def make_matmul(dot, unpack, gemm, quant_bytes, scale_bytes, bytes_already=False
         straight_tokens = STRAIGHT_TOKENS
     direct = _direct(dot, quant_bytes, scale_bytes)
     direct4 = direct
-    direct8 = _direct(dot, quant_bytes, scale_bytes, part_tiles=GEMM_TOKENS == SLOTS)
+    direct8 = _direct(fused(dot.py_func), quant_bytes, scale_bytes, part_tiles=GEMM_TOKENS == SLOTS)
     if bytes_already and narrow():
         direct4 = _direct(_dot_by_halves(dot, NARROW), quant_bytes, scale_bytes)
         direct8 = _direct(_dot_by_halves(dot, NARROW_OF_8), quant_bytes, scale_bytes)
@@ -375,5 +353,3 @@ def make_matmul(dot, unpack, gemm, quant_bytes, scale_bytes, bytes_already=False
 gemm_4bit = gemm_scaled(tile_start_centred, sum_bytes)  # zero point 8
 gemm_5bit = gemm_scaled(tile_start2_centred, sum_bytes)  # zero point 16
 gemm_signed = gemm_scaled(tile_start_signed, sum_signed)
-gemm_q3 = gemm_halves(tile_start_eighth)  # zero point 4
-gemm_q6 = gemm_halves(tile_start)  # zero point 32

@@ -13,6 +13,7 @@ import numpy as np
 from ..plan.fields import indices
 from ..runtime.layout import STATE_N, STATE_N_OUT, STATE_OUT_ROWS
 from ..runtime.memory import field, field_f, load_float, store_float, store_s32
+from ..runtime.quantize import store_block_of_8
 from ..runtime.simd import (
     add_f,
     exp_f,
@@ -33,11 +34,12 @@ from ..runtime.simd import (
     top_magnitude,
     zero_f,
 )  # fmt: skip
-from ..runtime.tile import W1, W2, W4, W8, slots_of
-from ..runtime.vec import native
+from ..runtime.tile import W1, W2, W4, W8, slots_of, tile_load, tile_norm
+from ..runtime.vec import native, target
 from .layout import SLOTS, share_start, slots_for, thread_memory
 
 f4 = np.float32
+TOGETHER = target().width == SLOTS  # the registers hold a block of a whole tile; not measured where they do not
 LARGEST = np.finfo(np.float32).max
 (
     X, X_STRIDE, WEIGHT, COLS, EPS, ACTS, TILE_BYTES, OUT, OUT_STRIDE, ROWS, PRIVATE, TMP, ADD, ADD_STRIDE, ADD_WEIGHT, X_OUT,
@@ -98,6 +100,58 @@ def quantize_row(W, x, acts, nb, first, last, slot):
 
 
 @native
+def quantize_tile(x, stride, weight, factors, acts, nb, first, last):
+    """Blocks first..last of 8 rows at x to a tile, the same bits as row by row; each normalized first where it has a weight."""
+    cols = nb * 32
+    scales = acts + cols * SLOTS
+    sums = scales + nb * 4 * SLOTS
+    halves = sums + nb * 8 * SLOTS
+    for b in range(first, last):
+        v0 = tile_load(W8, x + b * 128, stride)
+        v1 = tile_load(W8, x + b * 128 + 64, stride)
+        if weight != 0:
+            v0 = tile_norm(v0, factors, load_f32(weight, b * 128))
+            v1 = tile_norm(v1, factors, load_f32(weight, b * 128 + 64))
+        store_block_of_8(v0, v1, acts + b * 256, scales + b * 32, sums + b * 64, halves + b * 64)
+
+
+@native
+def _sum_row(step, token, out):
+    """x plus the normalized other row."""
+    x = field(step, X) + token * field(step, X_STRIDE)
+    other = field(step, ADD) + token * field(step, ADD_STRIDE)
+    weight = field(step, ADD_WEIGHT)
+    cols = field(step, COLS)
+    r = splat_f(inverse_rms(other, cols, field_f(step, EPS)))
+    for i in range(0, cols * 4, 64):
+        store_f32(out, i, add_f(load_f32(x, i), mul_f(mul_f(load_f32(other, i), r), load_f32(weight, i))))
+
+
+@native
+def _plain(step):
+    """Whether nothing but bytes of the normalized row is wanted."""
+    return (
+        field(step, OUT) == 0 and field(step, GATE) == 0 and field_f(step, SCALE) == f4(1.0) and field(step, ROWS) == 0
+    )
+
+
+@native
+def _tile(step, token, acts, tmp, first, last):
+    """The tile of the 8 tokens from `token` on, columns first..last."""
+    cols = field(step, COLS)
+    stride = field(step, X_STRIDE)
+    x = field(step, X) + token * stride
+    if field(step, ADD) != 0:
+        x = field(step, X_OUT) + token * stride
+        for t in range(SLOTS):
+            _sum_row(step, token + t, x + t * stride)
+    if field(step, WEIGHT) != 0:
+        for t in range(SLOTS):
+            store_float(tmp, t * 4, inverse_rms(x + t * stride, cols, field_f(step, EPS)))
+    quantize_tile(x, stride, field(step, WEIGHT), tmp, acts, cols // 32, first // 32, last // 32)
+
+
+@native
 def _row(step, source, target, acts, slots, slot, tmp, first, last):
     """One token: add and normalize into tmp, then write float32 and int8 of columns first..last, a multiple of 16."""
     start = first * 4
@@ -107,15 +161,10 @@ def _row(step, source, target, acts, slots, slot, tmp, first, last):
     x = field(step, X) + source * field(step, X_STRIDE)
     work = tmp
     if field(step, ADD) != 0:
-        other = field(step, ADD) + source * field(step, ADD_STRIDE)
-        weight = field(step, ADD_WEIGHT)
         out = field(step, X_OUT) + source * field(step, X_STRIDE)
-        r = splat_f(inverse_rms(other, cols, eps))
-        for i in range(0, cols * 4, 64):
-            total = add_f(load_f32(x, i), mul_f(mul_f(load_f32(other, i), r), load_f32(weight, i)))
-            store_f32(work, i, total)  # others may not have written their columns of `out` yet
-            if i >= start and i < end:
-                store_f32(out, i, total)
+        _sum_row(step, source, work)  # others may not have written their columns of `out` yet
+        for i in range(start, end, 64):
+            store_f32(out, i, load_f32(work, i))
         x = work
     weight = field(step, WEIGHT)
     if weight != 0:
@@ -175,11 +224,17 @@ def norm(step, state, ith, nth):
         last = share_start(cols // 32, ith + 1, nth) * 32
         for tile in range(tiles):
             target = acts + tile * field(step, TILE_BYTES)
+            if TOGETHER and _plain(step) and field(step, ADD) == 0 and (tile + 1) * SLOTS <= m:
+                _tile(step, tile * SLOTS, target, tmp, first, last)
+                continue
             for t in range(tile * SLOTS, min(m, tile * SLOTS + SLOTS)):
                 _row(step, field(rows, t) if only_out != 0 else t, t, target, slots, t % SLOTS, tmp, first, last)
     else:
         for tile in range(share_start(tiles, ith, nth), share_start(tiles, ith + 1, nth)):
             target = acts + tile * field(step, TILE_BYTES) if acts != 0 else 0
+            if TOGETHER and acts != 0 and _plain(step) and (tile + 1) * SLOTS <= m:
+                _tile(step, tile * SLOTS, target, tmp, 0, cols)
+                continue
             for t in range(tile * SLOTS, min(m, tile * SLOTS + SLOTS)):
                 _row(step, field(rows, t) if only_out != 0 else t, t, target, slots, t % SLOTS, tmp, 0, cols)
 

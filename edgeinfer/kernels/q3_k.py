@@ -9,20 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from ..runtime.memory import load_half, load_u8, load_u16, load_u32, store_float, store_s32, store_u8, store_u16
-from ..runtime.simd import bits, from_i8, load_f16, load_i8, load_i32, or_i, store_f32, store_i32, to_f32
-from ..runtime.tile import (
-    slots_of,
-    tile_add_times_i,
-    tile_dot,
-    tile_scale,
-    tile_start_eighth,
-    tile_times_i,
-    tile_zero_f,
-)  # fmt: skip
+from ..runtime.simd import bits, from_i8, load_f16, load_i8, load_i32, or_i, store_i32, to_f32
+from ..runtime.tile import slots_of, tile_dot, tile_start_eighth, tile_zero_f
 from ..runtime.vec import native
 from .embed import make_embed
+from .halves import add_halves, gemm_halves, unpack_halves
 from .layout import ask
-from .matmul import gemm_q3, make_matmul
+from .matmul import make_matmul
 from .pack import make_pack
 from .q2_k import P0, P1, P2, P3, pack_pairs
 
@@ -52,9 +45,8 @@ def dot(W, q, s, xq, xd, xs, xh, nb):
         c = tile_dot(c, or_i(P2(w), T6(h)), x + 24 * S)
         c = tile_dot(c, or_i(P3(w), T7(h)), x + 28 * S)
         i = (b & 7) * 32
-        a = tile_times_i(a, from_i8(load_i8(sb, i)))
-        a = tile_add_times_i(a, c, from_i8(load_i8(sb, i + 16)))
-        acc = tile_scale(acc, a, to_f32(load_f16(sb, 256)), xd + b * 4 * S)
+        u = from_i8(load_i8(sb, i + 16))
+        acc = add_halves(acc, a, c, to_f32(load_f16(sb, 256)), from_i8(load_i8(sb, i)), u, xd + b * 4 * S)
     return acc
 
 
@@ -76,9 +68,8 @@ def unpack(q, s, w, d, m, nb):
         store_i32(to, 384, or_i(P2(x), T6(h)))
         store_i32(to, 448, or_i(P3(x), T7(h)))
         i = (b & 7) * 32
-        store_i32(m, b * 128, from_i8(load_i8(sb, i)))
-        store_i32(m, b * 128 + 64, from_i8(load_i8(sb, i + 16)))
-        store_f32(d, b * 64, to_f32(load_f16(sb, 256)))
+        u = from_i8(load_i8(sb, i + 16))
+        unpack_halves(d + b * 64, m + b * 128, to_f32(load_f16(sb, 256)), from_i8(load_i8(sb, i)), u)
 
 
 @native
@@ -113,7 +104,7 @@ def decode_block(source, x, factor):
 
 
 KERNELS = {
-    "matmul.q3_k": make_matmul(dot, unpack, gemm_q3, 192, 36),
+    "matmul.q3_k": make_matmul(dot, unpack, gemm_halves(tile_start_eighth), 192, 36),
     "pack.q3_k": make_pack(pack_block, 110, 8, 1536, 288),
     "embed.q3_k": make_embed(decode_block, 110, 256),
 }

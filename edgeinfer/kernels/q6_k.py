@@ -19,15 +19,15 @@ from ..runtime.simd import (
     load_i32,
     low_nibble,
     or_i,
-    store_f32,
     store_i32,
     to_f32,
 )  # fmt: skip
-from ..runtime.tile import slots_of, tile_add_times_i, tile_dot_pair, tile_scale, tile_start, tile_times_i, tile_zero_f
+from ..runtime.tile import slots_of, tile_dot_pair, tile_start, tile_zero_f
 from ..runtime.vec import native
 from .embed import make_embed
+from .halves import add_halves, gemm_halves, unpack_halves
 from .layout import ask
-from .matmul import gemm_q6, make_matmul
+from .matmul import make_matmul
 from .pack import make_pack
 
 U0, U1, U2, U3 = (bits(2 * v, 3, 4) for v in range(4))  # the upper two bits of quad v, in place
@@ -55,9 +55,8 @@ def dot(W, q, s, xq, xd, xs, xh, nb):
         a = tile_dot_pair(a, or_i(low_nibble(w), U2(h0)), x + 8 * S, or_i(low_nibble(y), U3(h0)), x + 12 * S)
         c = tile_dot_pair(c, or_i(high_nibble(w), U2(h1)), x + 24 * S, or_i(high_nibble(y), U3(h1)), x + 28 * S)
         i = (b & 7) * 32
-        a = tile_times_i(a, from_i8(load_i8(sb, i)))
-        a = tile_add_times_i(a, c, from_i8(load_i8(sb, i + 16)))
-        acc = tile_scale(acc, a, to_f32(load_f16(sb, 256)), xd + b * 4 * S)
+        u = from_i8(load_i8(sb, i + 16))
+        acc = add_halves(acc, a, c, to_f32(load_f16(sb, 256)), from_i8(load_i8(sb, i)), u, xd + b * 4 * S)
     return acc
 
 
@@ -82,9 +81,8 @@ def unpack(q, s, w, d, m, nb):
         store_i32(to, 192, or_i(low_nibble(x), U3(h0)))
         store_i32(to, 448, or_i(high_nibble(x), U3(h1)))
         i = (b & 7) * 32
-        store_i32(m, b * 128, from_i8(load_i8(sb, i)))
-        store_i32(m, b * 128 + 64, from_i8(load_i8(sb, i + 16)))
-        store_f32(d, b * 64, to_f32(load_f16(sb, 256)))
+        u = from_i8(load_i8(sb, i + 16))
+        unpack_halves(d + b * 64, m + b * 128, to_f32(load_f16(sb, 256)), from_i8(load_i8(sb, i)), u)
 
 
 @native
@@ -126,7 +124,7 @@ def decode_block(source, x, scale):
 
 
 KERNELS = {
-    "matmul.q6_k": make_matmul(dot, unpack, gemm_q6, 384, 36, straight_tokens=128),
+    "matmul.q6_k": make_matmul(dot, unpack, gemm_halves(tile_start), 384, 36, straight_tokens=128),
     "pack.q6_k": make_pack(pack_block, 210, 8, 3072, 288),
     "embed.q6_k": make_embed(decode_block, 210, 256),
 }

@@ -88,7 +88,14 @@ mul_i = op(i32x16, [i32x16] * 2, lambda b, x, y: b.mul(x, y))
 or_i = op(i32x16, [i32x16] * 2, lambda b, x, y: b.or_(x, y))
 to_float = op(f32x16, [i32x16], lambda b, x: b.sitofp(x, FX))
 to_int = op(i32x16, [f32x16], lambda b, x: b.fptosi(x, IX))
-to_bytes = op(i8x16, [i32x16], lambda b, x: b.trunc(x, BX))
+
+
+def emit_to_bytes(b, x):
+    """The lowest byte of each lane."""
+    return b.trunc(x, BX)
+
+
+to_bytes = op(i8x16, [i32x16], emit_to_bytes)
 from_u8 = op(i32x16, [i8x16], lambda b, x: b.zext(x, IX))
 from_i8 = op(i32x16, [i8x16], lambda b, x: b.sext(x, IX))
 

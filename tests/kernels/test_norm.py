@@ -19,9 +19,9 @@ EPS = 1e-5
 def normed(
     isa: str, x: NDArray[np.float32], *, weight: NDArray[np.float32] | None = None, nth: int = 1,
     out_rows: list[int] | None = None, add: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None, scale: float = 1.0,
-    gate: NDArray[np.float32] | None = None,
+    gate: NDArray[np.float32] | None = None, floats: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
-    """q, scales, h (and x_out) that the kernel makes of rows."""
+    """q, scales, h (and x_out) that the kernel makes of rows; `floats` False: no h, as most steps of a model want it."""
     n = len(x)
     source, out, x_out = Buffer.of(x), Buffer(n * COLS * 4), Buffer(n * COLS * 4)
     w = Buffer.of(weight) if weight is not None else None
@@ -30,7 +30,8 @@ def normed(
     gates = Buffer.of(gate) if gate is not None else None
     fields: dict[str, float] = {
         "x": source.address, "x_stride": COLS * 4, "weight": w.address if w else 0, "cols": COLS, "eps": EPS,
-        "acts": acts.address, "tile_bytes": TILE, "out": out.address, "out_stride": COLS * 4, "rows": int(out_rows is not None),
+        "acts": acts.address, "tile_bytes": TILE, "out": out.address if floats else 0, "out_stride": COLS * 4,
+        "rows": int(out_rows is not None),
         "private": 0, "tmp": 4096, "add": other.address if other else 0, "add_stride": COLS * 4,
         "scale": scale, "gate": gates.address if gates else 0, "gate_stride": 4,
         "add_weight": other_weight.address if other_weight else 0, "x_out": x_out.address if add else 0,
@@ -47,7 +48,8 @@ def normed(
     both = np.repeat(finite, 2, axis=1)
     np.testing.assert_array_equal(halves[both], -32 * wide.reshape(m, -1, 16).sum(2)[both])
     h = out.bytes.view(np.float32).reshape(n, COLS)[:m].copy()
-    return {"q": q, "scales": scales, "h": h, "x_out": x_out.bytes.view(np.float32).reshape(n, COLS).copy()}
+    added = x_out.bytes.view(np.float32).reshape(n, COLS).copy()
+    return {"q": q, "scales": scales, "h": h, "x_out": added, "tiles": acts.bytes.copy()}
 
 
 def rms(x: NDArray[Any], weight: NDArray[Any]) -> NDArray[np.float64]:
@@ -104,6 +106,21 @@ def test_norm_adds_a_normalized_row_first(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("n", [3, 8, 9, 16, 24, 43])
+def test_tiles_without_floats(isa: str, n: int) -> None:
+    """A whole tile is quantized at once where no float is wanted: every bit as row by row, sums and padding too."""
+    rng = np.random.default_rng(n)
+    x, other = (rng.standard_normal((2, n, COLS)) * np.exp(rng.standard_normal((2, n, 1)) * 3)).astype(np.float32)
+    x[1, 32:64] = 0
+    weight, add_weight = rng.standard_normal((2, COLS)).astype(np.float32)
+    for given in ({}, {"weight": weight}, {"weight": weight, "add": (other, add_weight)}):
+        for nth in (1, 2, 4):
+            want, got = (normed(isa, x, nth=nth, floats=floats, **given) for floats in (True, False))
+            for name in ("tiles", "x_out"):
+                np.testing.assert_array_equal(got[name], want[name])
+
+
+@pytest.mark.parametrize("isa", ISAS)
 def test_norm_of_chosen_rows(isa: str) -> None:
     x = np.random.default_rng(2).standard_normal((20, COLS)).astype(np.float32)
     whole = normed(isa, x)
@@ -114,8 +131,9 @@ def test_norm_of_chosen_rows(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_quantization_of_special_blocks(isa: str) -> None:
-    x = np.zeros((6, COLS), np.float32)
+@pytest.mark.parametrize("floats", [True, False])
+def test_quantization_of_special_blocks(isa: str, floats: bool) -> None:
+    x = np.zeros((8, COLS), np.float32)
     x[1, :32] = np.linspace(-1, 1, 32)
     x[1, 32] = 127  # an exact scale of 1 ...
     x[1, 33:39] = 0.5, 1.5, 2.5, -0.5, -1.5, 63.5  # ... and ties, which go to even
@@ -123,7 +141,7 @@ def test_quantization_of_special_blocks(isa: str) -> None:
     x[3, 40] = 3e38
     x[4, 5] = 1e-38  # 127 over it is more than a float holds
     x[5, 95] = -1
-    got = normed(isa, x)
+    got = normed(isa, x, floats=floats)
     assert (got["q"][0] == 0).all()
     assert (got["scales"][0] == 0).all()
     assert got["q"][1, 32:39].tolist() == [127, 0, 2, 2, 0, -2, 64]
@@ -138,14 +156,15 @@ def test_quantization_of_special_blocks(isa: str) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_value_that_is_not_finite_makes_its_block_nan(isa: str, bad: float) -> None:
+@pytest.mark.parametrize(("n", "floats"), [(2, True), (8, False)])
+def test_a_value_that_is_not_finite_makes_its_block_nan(isa: str, bad: float, n: int, floats: bool) -> None:
     """Wherever it stands; the other blocks of an unnormalized row stay as they are."""
     for i in range(COLS):
-        x = np.ones((2, COLS), np.float32)
+        x = np.ones((n, COLS), np.float32)
         x[1, i] = bad
-        got = normed(isa, x)
+        got = normed(isa, x, floats=floats)
         assert np.isnan(got["scales"][1]).tolist() == [i // 32 == b for b in range(3)]
         assert np.isfinite(got["scales"][0]).all()
-    with_norm = normed(isa, x, weight=np.ones(COLS, np.float32))
+    with_norm = normed(isa, x, weight=np.ones(COLS, np.float32), floats=floats)
     assert np.isnan(with_norm["scales"][1]).any()
-    assert np.isfinite(with_norm["h"][0]).all()
+    assert np.isfinite(with_norm["h" if floats else "scales"][0]).all()
