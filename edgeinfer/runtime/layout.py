@@ -31,12 +31,16 @@ NEVER_STOP = 1 << 40
 RUN_WORDS = 4
 RUN_SLOT, RUN_POSITION, RUN_COUNT, RUN_ROW = range(4)
 
-# What a caller wants run: program address, number of steps, state address, then the slots of the workers it borrowed.
-RECORD_PROGRAM, RECORD_STEPS, RECORD_STATE, RECORD_SLOTS = range(4)
+# What a caller wants run: program address, number of steps, state address; room for a set of cores and for the number of one;
+# then the slots of the workers it borrowed.
+RECORD_PROGRAM, RECORD_STEPS, RECORD_STATE, RECORD_MASK = range(4)
+MASK_WORDS = 16  # 1,024 cores; a machine with more is left to the kernel
+RECORD_CORE = RECORD_MASK + MASK_WORDS
+RECORD_SLOTS = RECORD_CORE + 1
 
 # A job: two cache lines per worker slot, counted from 1.
 JOB_WORDS = 16
-JOB_GO, JOB_PARKED, JOB_PROGRAM, JOB_STEPS, JOB_STATE, JOB_ITH, JOB_NTH, JOB_WAITED = range(8)
+JOB_GO, JOB_PARKED, JOB_PROGRAM, JOB_STEPS, JOB_STATE, JOB_ITH, JOB_NTH, JOB_WAITED, JOB_THREAD = range(9)
 
 # A thread's line of a barrier: its generation, nanoseconds it waited for late threads, and the clock when it began to.
 BARRIER_LATE, BARRIER_CLOCK = 1, 2

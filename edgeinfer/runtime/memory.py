@@ -102,15 +102,29 @@ def _pause(b):
 pause = op(types.int32, [], _pause)
 sched_yield = op(types.int32, [], lambda b: b.call(declare(b, "sched_yield", I32, []), []))
 
-_FUTEX = {"x86_64": 202, "aarch64": 98}  # the system call's number
+# System calls' numbers.
+_FUTEX = {"x86_64": 202, "aarch64": 98}
+_SET_AFFINITY = {"x86_64": 203, "aarch64": 122}
+_GET_AFFINITY = {"x86_64": 204, "aarch64": 123}
+_GET_CPU = {"x86_64": 309, "aarch64": 168}
+
+
+def _system_call(numbers):
+    def emit(b, *arguments):
+        f = declare_variadic(b, "syscall", I64, [I64])
+        rest = [I64(0)] * (6 - len(arguments))
+        return b.call(f, [I64(numbers[target().arch]), *arguments, *rest])
+
+    return emit
 
 
 def _futex(b, address, operation, value):
-    f = declare_variadic(b, "syscall", I64, [I64])
-    zero = I64(0)
-    number = I64(_FUTEX[target().arch])
-    result = b.call(f, [number, address, b.sext(operation, I64), value, zero, zero, zero])
-    return b.trunc(result, I32)
+    return b.trunc(_system_call(_FUTEX)(b, address, b.sext(operation, I64), value), I32)
+
+
+get_affinity = op(types.int64, [types.int64] * 3, _system_call(_GET_AFFINITY))  # thread, bytes, address: bytes written
+set_affinity = op(types.int64, [types.int64] * 3, _system_call(_SET_AFFINITY))  # thread, bytes, address: 0
+get_cpu = op(types.int64, [ADDRESS], _system_call(_GET_CPU))  # this thread's core, as int32 at an address: 0
 
 
 _CLOCK_MONOTONIC = 1

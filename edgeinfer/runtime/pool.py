@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..errors import EngineError, SettingError
 from .arena import aligned
-from .layout import JOB_WORDS, RECORD_SLOTS
+from .layout import JOB_THREAD, JOB_WORDS, RECORD_MASK, RECORD_SLOTS
 from .library import KernelLibrary
 
 __all__ = ["MAX_THREADS", "Team", "ThreadPool"]
@@ -37,7 +37,7 @@ class Team:
         """Run a program on n threads; returns when every thread has finished. Workers are borrowed for the call."""
         slots = self._pool.take(n - 1) if n > 1 else ()
         try:
-            self._record[:RECORD_SLOTS] = program, n_steps, state
+            self._record[:RECORD_MASK] = program, n_steps, state
             self._record[RECORD_SLOTS : RECORD_SLOTS + n - 1] = slots
             self._pool.run(self._address, n)
         finally:
@@ -115,6 +115,7 @@ class ThreadPool:
             self._barriers[n].append(memory)
 
     def _live(self, slot: int) -> None:
+        self._jobs[slot * JOB_WORDS + JOB_THREAD] = threading.get_native_id()
         self._work_native(self._address + slot * JOB_WORDS * 8, 0, 0, 0)
 
     def run(self, record: int, n: int) -> None:

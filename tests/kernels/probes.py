@@ -1,6 +1,7 @@
 """Kernels for tests only: one operation of the SIMD vocabulary each, on arrays. `python -m tests.kernels.probes FOLDER ISA`.
 
-A probe's step holds four words: source address, target address, number of vectors of 16, and a second source.
+A probe's step holds four words: source address, target address, number of vectors of 16, and a second source. That of a set of
+cores: the set's address, the target's, the number of words, the core.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from edgeinfer.runtime.library import object_path
 __all__ = ["NAMES", "main"]
 
 NAMES = ("probe.exp", "probe.silu", "probe.gelu", "probe.to_half", "probe.from_half", "probe.half_scalar", "probe.bf16",
-         "probe.sums", "probe.top", "probe.round", "probe.power", "probe.power_scalar")  # fmt: skip
+         "probe.sums", "probe.top", "probe.round", "probe.power", "probe.power_scalar", "probe.without_core")  # fmt: skip
 
 
 def main(folder: Path, isa_name: str) -> int:
@@ -27,7 +28,7 @@ def main(folder: Path, isa_name: str) -> int:
     isa = next(i for i in ISAS if i.name == isa_name and i.arch == machine_arch())
     set_target(isa)
     from edgeinfer.runtime import memory, simd
-    from edgeinfer.runtime.memory import field, store_float
+    from edgeinfer.runtime.memory import field, put_field, store_float
 
     def over_floats(operation: Any) -> Any:
         load, store = simd.load_f32, simd.store_f32
@@ -76,9 +77,14 @@ def main(folder: Path, isa_name: str) -> int:
         for i in range(field(step, 2) * 16):
             store_float(field(step, 1), i * 4, load_power(field(step, 0), i))
 
+    from edgeinfer.runtime.threads_native import without_core
+
+    def without(step, _state, _ith, _nth):  # type: ignore[no-untyped-def]
+        put_field(field(step, 1), 0, 1 if without_core(field(step, 0), field(step, 2), field(step, 3)) else 0)
+
     functions = (over_floats(simd.exp_f), over_floats(simd.silu_f), over_floats(simd.gelu_f), to_half, from_half,
                  half_scalar, bf16, over_scalars(simd.sum_f), over_scalars(simd.top_f), over_floats(simd.round_f),
-                 powers, powers_scalar)  # fmt: skip
+                 powers, powers_scalar, without)  # fmt: skip
     for name, function in zip(NAMES, functions, strict=True):
         code = compile_kernel(name, function, isa)
         object_path(folder, name).write_bytes(hashlib.sha256(code).hexdigest().encode() + b"\n" + code)
