@@ -138,7 +138,7 @@ def answers(
     out = tmp_path_factory.mktemp(isa) / "answers.npz"
     python(machine, CPUS[isa], "answer", out, *cases.values())
     with np.load(out) as file:
-        return dict(file)
+        return {**file, "isa": isa}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -149,8 +149,10 @@ def test_arm_computes_what_this_machine_computes(
     there = answers[case]
     assert there.shape == here.shape
     # Sums have one order everywhere, so with fused multiply-adds on both sides even the bits are equal today. Without
-    # them a rounding may tip an activation to the next of its 255 steps.
-    tolerance = 1e-5 if choose().fma else 2e-2
+    # them, or where ARM scales the halves of a block as integers (`kernels/halves.py`), a rounding may tip an activation to the
+    # next of its 255 steps.
+    integers = answers["isa"] == "dotprod" and any(kind in case for kind in ("Q3_K", "Q6_K", "mixed"))
+    tolerance = 1e-5 if choose().fma and not integers else 2e-2
     difference = float(np.abs(there - here).max() / np.abs(here).max())
     assert difference <= tolerance
     assert np.array_equal(there.argmax(1), here.argmax(1))
