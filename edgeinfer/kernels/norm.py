@@ -198,6 +198,22 @@ def _row(step, source, target, acts, slots, slot, tmp, first, last):
             store_f32(out, i, load_f32(x, i))
 
 
+@native
+def _tokens(step, rows, tile, m, slots, tmp, first, last):
+    """The tokens of a tile, of m tokens in all, columns first..last: together where the tile is full and nothing forbids it."""
+    acts = field(step, ACTS)
+    target = acts + tile * field(step, TILE_BYTES) if acts != 0 else 0
+    start = tile * SLOTS
+    stop = min(m, start + SLOTS)
+    # A sum is read back from where it was written, so this thread must have written all of it.
+    adds_a_part = field(step, ADD) != 0 and last - first < field(step, COLS)
+    if TOGETHER and acts != 0 and stop - start == SLOTS and not adds_a_part and _plain(step):
+        _tile(step, start, target, tmp, first, last)
+    else:
+        for t in range(start, stop):
+            _row(step, field(rows, t) if field(step, ROWS) != 0 else t, t, target, slots, t % SLOTS, tmp, first, last)
+
+
 def norm(step, state, ith, nth):
     """Rows to normalized int8 activations; with one token every thread does it for itself and no barrier is needed.
 
@@ -223,20 +239,10 @@ def norm(step, state, ith, nth):
         first = share_start(cols // 32, ith, nth) * 32
         last = share_start(cols // 32, ith + 1, nth) * 32
         for tile in range(tiles):
-            target = acts + tile * field(step, TILE_BYTES)
-            if TOGETHER and _plain(step) and field(step, ADD) == 0 and (tile + 1) * SLOTS <= m:
-                _tile(step, tile * SLOTS, target, tmp, first, last)
-                continue
-            for t in range(tile * SLOTS, min(m, tile * SLOTS + SLOTS)):
-                _row(step, field(rows, t) if only_out != 0 else t, t, target, slots, t % SLOTS, tmp, first, last)
+            _tokens(step, rows, tile, m, slots, tmp, first, last)
     else:
         for tile in range(share_start(tiles, ith, nth), share_start(tiles, ith + 1, nth)):
-            target = acts + tile * field(step, TILE_BYTES) if acts != 0 else 0
-            if TOGETHER and acts != 0 and _plain(step) and (tile + 1) * SLOTS <= m:
-                _tile(step, tile * SLOTS, target, tmp, 0, cols)
-                continue
-            for t in range(tile * SLOTS, min(m, tile * SLOTS + SLOTS)):
-                _row(step, field(rows, t) if only_out != 0 else t, t, target, slots, t % SLOTS, tmp, 0, cols)
+            _tokens(step, rows, tile, m, slots, tmp, 0, cols)
 
 
 KERNELS = {"norm": norm}

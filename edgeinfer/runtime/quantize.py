@@ -8,14 +8,13 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from .simd import FX, ROUNDER, emit_dot, emit_fma, emit_to_bytes
+from .simd import FX, IX, ROUNDER, emit_dot, emit_fma, emit_to_bytes
 from .vec import ADDRESS, F32, I32, const, generic_op, join, part, pointer, splat, unpack
 
 __all__ = ["store_block_of_8"]
 
 F8, I8X32 = ir.VectorType(F32, 8), ir.VectorType(I32, 8)
 LARGEST = float(np.finfo(np.float32).max)
-LANES = ir.VectorType(I32, 16)
 
 
 def _shuffle(b, x, y, lanes):
@@ -59,7 +58,7 @@ def _block_rule(x0, x1, _acts, _scales, _sums, _halves):
         v0, v1 = unpack(b, first), unpack(b, second)
         sizes = []
         for x, y in zip(v0, v1, strict=True):
-            x, y = (b.and_(b.bitcast(v, LANES), const(LANES, 0x7FFFFFFF)) for v in (x, y))
+            x, y = (b.and_(b.bitcast(v, IX), const(IX, 0x7FFFFFFF)) for v in (x, y))
             sizes.append(_larger(b, x, y))
         largest = b.bitcast(_tops(b, sizes), F8)
         not_finite = b.fsub(largest, largest)  # 0, or NaN
@@ -71,21 +70,20 @@ def _block_rule(x0, x1, _acts, _scales, _sums, _halves):
         for t in range(8):
             times = splat(b, b.extract_element(inverse, I32(t)))
             for half, v in zip(rows, (v0[t], v1[t]), strict=True):
-                half.append(emit_to_bytes(b, b.bitcast(emit_fma(b, v, times, rounder), LANES)))
+                half.append(emit_to_bytes(b, b.bitcast(emit_fma(b, v, times, rounder), IX)))
         scale = b.fadd(b.fmul(largest, const(F8, float(np.float32(1.0 / 127.0)))), not_finite)
         totals = []
         for h in (0, 1):
-            total = const(LANES, 0)
+            total = const(IX, 0)
             for q, words in enumerate(_quads(b, rows[h])):
-                _store(b, words, acts, ir.Constant(ir.IntType(64), h * 128 + q * 64))
-                total = emit_dot(b, total, const(LANES, 0x01010101), words, False)
+                _store(b, words, acts, h * 128 + q * 64)
+                total = emit_dot(b, total, const(IX, 0x01010101), words, False)
             totals.append(b.add(part(b, total, 0, 8), part(b, total, 8, 8)))
         both = b.add(*totals)
         times_scale = b.fmul(b.sitofp(both, F8), scale)
-        nothing = ir.Constant(ir.IntType(64), 0)
-        _store(b, scale, scales, nothing)
-        _store(b, join(b, [b.mul(both, const(I8X32, -8)), b.bitcast(times_scale, I8X32)]), sums, nothing)
-        _store(b, b.mul(join(b, totals), const(LANES, -32)), halves, nothing)
+        _store(b, scale, scales, 0)
+        _store(b, join(b, [b.mul(both, const(I8X32, -8)), b.bitcast(times_scale, I8X32)]), sums, 0)
+        _store(b, b.mul(join(b, totals), const(IX, -32)), halves, 0)
         return I32(0)
 
     return types.int32, [x0, x1, *[ADDRESS] * 4], emit

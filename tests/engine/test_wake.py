@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +63,11 @@ def read(engine: NativeEngine, seq: int) -> bytes:
     return logits.row(0).tobytes()
 
 
+def pool() -> list[int]:
+    """The workers of this process."""
+    return [int(t.native_id or 0) for t in threading.enumerate() if t.name.startswith("edgeinfer-")]
+
+
 def core_of(thread: int) -> int:
     """The core on which a thread of this process ran last."""
     return int(Path(f"/proc/self/task/{thread}/stat").read_text().rsplit(")", 1)[1].split()[36])
@@ -79,20 +84,16 @@ def test_a_worker_may_go_where_it_might_before(tiny: Path) -> None:
     with open_engine(tiny, n_threads=2) as engine:
         seq = engine.kv.open()
         want = read(engine, seq)
-        workers = [int(t.native_id or 0) for t in threading.enumerate() if t.name.startswith("edgeinfer-")]
+        workers = pool()
         assert workers
         for cores in (set(CORES), {CORES[0]}, {CORES[1]}):
             for caller in (set(CORES), {CORES[0]}, {CORES[1]}):
-                before = [os.sched_getaffinity(worker) for worker in workers]
-                for worker in workers:
-                    os.sched_setaffinity(worker, cores)
-                try:
+                with ExitStack() as stack:
+                    for worker in workers:
+                        stack.enter_context(affinity(worker, cores))
                     with affinity(0, caller):
                         assert read(engine, seq) == want
                     assert all(os.sched_getaffinity(worker) == cores for worker in workers)
-                finally:
-                    for worker, allowed in zip(workers, before, strict=True):
-                        os.sched_setaffinity(worker, allowed)
 
 
 @two_cores
@@ -111,7 +112,7 @@ def test_a_woken_worker_is_not_behind_its_caller(tiny: Path) -> None:
 
 def engine_workers(engine: NativeEngine, seq: int) -> list[int]:
     """The workers that ran during a forward."""
-    found = [int(t.native_id or 0) for t in threading.enumerate() if t.name.startswith("edgeinfer-")]
+    found = pool()
 
     def ran(thread: int) -> int:
         return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[0])
