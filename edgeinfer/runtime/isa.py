@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 
 from ..errors import PlatformError, SettingError
 
@@ -29,6 +31,12 @@ class ISA:
     f16c: bool  # conversion between f16 and f32 in hardware; else by integer arithmetic
     width: int  # tokens of one product tile that fit in the registers
     needs: tuple[str, ...]  # CPU flags that must all be present
+    asks: bool = False  # whether one and two tokens ask for weights ahead of their reading too (`kernels/layout.py`)
+
+    @property
+    def label(self) -> str:
+        """What `find` knows it by: "arch/name", with "+asks" where it does."""
+        return f"{self.arch}/{self.name}" + ("+asks" if self.asks else "")
 
 
 _LINUX = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-linux-gnu"}
@@ -81,24 +89,33 @@ def _cpu_flags(arch: str) -> set[str]:
     return {name for name, present in llvm.get_host_cpu_features().items() if present}
 
 
-def find(name: str) -> ISA:
-    """The set called "arch/name", of any machine, to generate code for it.
+@cache
+def _made_by_intel() -> bool:
+    """Whether the CPU says that Intel made it."""
+    try:
+        return "GenuineIntel" in Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        return False
 
-    Raises SettingError for an unknown name.
+
+def find(label: str) -> ISA:
+    """The set with this label, of any machine, to generate code for it.
+
+    Raises SettingError for an unknown one.
     """
     for isa in ISAS:
-        if name == f"{isa.arch}/{isa.name}":
-            return isa
-    raise SettingError(
-        f"there is no instruction set {name!r}; wanted one of: {', '.join(f'{i.arch}/{i.name}' for i in ISAS)}"
-    )
+        for tuned in (isa, replace(isa, asks=True)):
+            if label == tuned.label:
+                return tuned
+    raise SettingError(f"there is no instruction set {label!r}; wanted one of: {', '.join(i.label for i in ISAS)}")
 
 
 def available() -> tuple[ISA, ...]:
-    """The sets that this machine can run, best first."""
+    """The sets that this machine can run, best first, tuned to its maker's way of reading memory."""
     arch = machine_arch()
     flags = _cpu_flags(arch)
-    return tuple(isa for isa in ISAS if isa.arch == arch and all(need in flags for need in isa.needs))
+    mine = [isa for isa in ISAS if isa.arch == arch and all(need in flags for need in isa.needs)]
+    return tuple(replace(isa, asks=arch == "x86_64" and _made_by_intel()) for isa in mine)
 
 
 def choose(name: str = "") -> ISA:

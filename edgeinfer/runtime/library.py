@@ -138,7 +138,7 @@ class KernelLibrary:
             "-m",
             "edgeinfer.kernels.compile",
             str(target.absolute()),
-            f"{self.isa.arch}/{self.isa.name}",
+            self.isa.label,
         ]
         children: list[subprocess.Popen[str]] = []
         try:

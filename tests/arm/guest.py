@@ -73,7 +73,7 @@ def main(command: str, *arguments: str) -> None:
         from edgeinfer.kernels.compile import main as compile_main
 
         isa = choose(settings().isa)
-        sys.exit(compile_main([arguments[0], f"{isa.arch}/{isa.name}", *arguments[1:]]))
+        sys.exit(compile_main([arguments[0], isa.label, *arguments[1:]]))
     else:
         found: dict[str, Any] = {}
         for case in arguments[1:]:

@@ -19,7 +19,8 @@ import pytest
 from edgeinfer.engine.native import NativeEngine, kernel_library
 from edgeinfer.engine.types import Batch
 from edgeinfer.errors import ContextOverflowError, EngineError, NotFoundError, PlatformError, SettingError
-from edgeinfer.runtime.isa import choose
+from edgeinfer.runtime import isa as isa_module
+from edgeinfer.runtime.isa import available, choose, find
 from edgeinfer.runtime.library import KernelLibrary, object_path
 from edgeinfer.settings import settings
 from tests.engine.open import forward, ids_of, joined, open_engine, run
@@ -141,6 +142,17 @@ def test_settings_that_cannot_be_used(tiny: Path, more: dict[str, Any], words: s
 def test_an_instruction_set_that_this_cpu_lacks_is_refused() -> None:
     with pytest.raises(PlatformError, match="'dotprod', which this CPU cannot run; it can run: "):
         choose("dotprod")
+
+
+def test_sets_are_tuned_to_the_maker_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for intel in (True, False):
+        monkeypatch.setattr(isa_module, "_made_by_intel", lambda intel=intel: intel)
+        for isa in available():
+            assert isa.asks == (intel and isa.arch == "x86_64")
+            assert find(isa.label) == isa
+    for label in ("x86_64/avx2+", "x86_64/avx2+fast", "avx2", "x86_64/avx2+asks+asks"):
+        with pytest.raises(SettingError, match="there is no instruction set"):
+            find(label)
 
 
 def forked(child: Any) -> int:

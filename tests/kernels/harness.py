@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -71,10 +72,12 @@ class Buffer:
 
 
 class Kernels:
-    """The kernels of one instruction set."""
+    """The kernels of one instruction set, as this machine is given them or with `asks` set."""
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, asks: bool | None = None):
         self.isa = next(isa for isa in available() if isa.name == name)
+        if asks is not None:
+            self.isa = replace(self.isa, asks=asks)
         self.library = KernelLibrary(self.isa, settings().cache)
         self.thread = Buffer(4 * THREAD_BYTES)
 

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from edgeinfer.formats import FORMATS, Format, by_name
 from edgeinfer.plan.fields import MODES
+from edgeinfer.runtime.isa import machine_arch
+from edgeinfer.runtime.library import object_path
 from tests.kernels.harness import ISAS, SCALES, THREAD_BYTES, Buffer, Kernels, kernels_of, random_rows, slots_for, tiles
 
 NATIVE = [fmt.name for fmt in FORMATS.values() if fmt.native]
@@ -184,6 +186,19 @@ def test_biases(isa: str, name: str) -> None:
 def test_activations_in_private_memory(isa: str, name: str) -> None:
     problem = Problem(kernels_of(isa), by_name(name), 512)
     np.testing.assert_array_equal(problem.run(1, nth=3, private=True), problem.run(1))
+
+
+@pytest.mark.skipif(machine_arch() != "x86_64", reason="only x86-64 asks for weights ahead")
+@pytest.mark.parametrize("name", ["Q4_0", "Q8_0"])
+def test_asking_ahead_is_compiled_and_changes_no_bit(name: str) -> None:
+    fmt = by_name(name)
+    made = {asks: Kernels(ISAS[0], asks) for asks in (False, True)}
+    problems = {asks: Problem(kernels, fmt, 512) for asks, kernels in made.items()}
+    for n in (1, 2, 4, MANY):
+        np.testing.assert_array_equal(problems[True].run(n), problems[False].run(n))
+    kernel = f"matmul.{fmt.name.lower()}"
+    sizes = {asks: object_path(kernels.library.folder, kernel).stat().st_size for asks, kernels in made.items()}
+    assert sizes[True] > sizes[False]  # it is other code: folders are not shared
 
 
 @pytest.mark.parametrize("isa", ISAS)
