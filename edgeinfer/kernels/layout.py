@@ -43,14 +43,15 @@ def slots_for(m):
 
 
 @inner
-def ask(W, q, lines):
-    """Ask for cache lines of packed weights that W's tokens will meet 16 KiB on, into the second cache.
+def ask(W, q, lines, least_slots=4):
+    """Ask for cache lines of packed weights that W's tokens will meet 16 KiB on, into the second cache; with tiles of fewer
+    slots than `least_slots` only where that always pays.
 
     More than two tokens compute between two reads, and then memory would stand still half of that time: a CPU's own
     prefetchers end at each page. 8 KiB are too few. With one or two tokens AMD's do as well by themselves, and asking takes
-    5 to 10 %; Intel's do not: a fifth-generation Xeon decodes 10 to 45 % faster for it (`scripts/TRIED.md`).
+    5 to 10 %; Intel's do not: a fifth-generation Xeon decodes 6 to 45 % faster for it (`scripts/TRIED.md`).
     """
-    if ASKS and (ASKS_ALWAYS or (slots_of(W) >= 4 and count_of(W) > 1)):
+    if ASKS and (ASKS_ALWAYS or (slots_of(W) >= least_slots and count_of(W) > 1)):
         for i in range(lines):
             prefetch(q, AHEAD + i * 64)
 

@@ -9,7 +9,7 @@ from ..runtime.simd import load_f16, signed_form, store_f32, to_f32
 from ..runtime.tile import rows_f16, slots_of, tile_scale, tile_start_signed, tile_zero_f
 from ..runtime.vec import native
 from .embed import make_embed
-from .layout import ASKS_ALWAYS, ask
+from .layout import ask
 from .matmul import gemm_signed, make_matmul, sum_signed
 from .pack import make_pack
 
@@ -19,8 +19,7 @@ def dot(W, q, s, xq, xd, xs, xh, nb):
     S = slots_of(W)
     acc = tile_zero_f(W)
     for b in range(nb):
-        if ASKS_ALWAYS or S > 4:  # four tokens still wait for memory, as one does
-            ask(W, q + b * 512, 8)
+        ask(W, q + b * 512, 8, 8)  # four tokens still wait for memory, as one does
         a = sum_signed(tile_start_signed(W, xs + b * 8 * S), W, q + b * 512, xq + b * 32 * S, S)
         acc = tile_scale(acc, a, rows_f16(W, s, b * 32), xd + b * 4 * S)
     return acc

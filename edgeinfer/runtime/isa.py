@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import platform
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 
 from ..errors import PlatformError, SettingError
@@ -89,7 +88,6 @@ def _cpu_flags(arch: str) -> set[str]:
     return {name for name, present in llvm.get_host_cpu_features().items() if present}
 
 
-@cache
 def _made_by_intel() -> bool:
     """Whether the CPU says that Intel made it."""
     try:
@@ -115,7 +113,8 @@ def available() -> tuple[ISA, ...]:
     arch = machine_arch()
     flags = _cpu_flags(arch)
     mine = [isa for isa in ISAS if isa.arch == arch and all(need in flags for need in isa.needs)]
-    return tuple(replace(isa, asks=arch == "x86_64" and _made_by_intel()) for isa in mine)
+    asks = arch == "x86_64" and _made_by_intel()
+    return tuple(replace(isa, asks=asks) for isa in mine)
 
 
 def choose(name: str = "") -> ISA:
