@@ -5,7 +5,6 @@ Every call becomes a stream of the scheduler; what is returned is its reader's e
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 import weakref
@@ -298,7 +297,7 @@ class LLM:
         with self._lock:
             self._check_open()
             if params.seed is None:
-                params = dataclasses.replace(params, seed=int(self._seeds.integers(1 << 32)))
+                params = params.seeded(int(self._seeds.integers(1 << 32)))
         engine = self._engine
         stream = Stream(
             prompt, params, Run(accepted), self.tokenizer, n_vocab=engine.n_vocab, n_ctx=engine.n_ctx, level=level,

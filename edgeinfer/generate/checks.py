@@ -18,6 +18,8 @@ _ALIASES = {"typical_p": "typ_p", "typical": "typ_p", "typ": "typ_p", "nucleus":
 
 def number(name: str, value: Any, low: float, high: float, wanted: str = "") -> float:
     """A finite number from low to high."""
+    if type(value) is float and low <= value <= high and math.isfinite(value):
+        return value
     if not wanted:
         if math.isfinite(high):
             wanted = f"a number from {low:g} to {high:g}"

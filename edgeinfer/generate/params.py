@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypedDict
 
@@ -127,6 +128,12 @@ class SamplingParams:
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
+    def seeded(self, seed: int) -> SamplingParams:
+        """The same with another seed; all else was checked when this was made."""
+        twin = copy(self)
+        twin._set("seed", seed)
+        return twin
+
     @property
     def greedy(self) -> bool:
         """Whether the most likely token is always taken."""
@@ -236,10 +243,14 @@ class SamplingArgs(TypedDict, total=False):
     grammar: str | None
 
 
+_KNOWN = tuple(entry.name for entry in fields(SamplingParams))
+_DEFAULTS = SamplingParams()
+
+
 def merged(params: SamplingParams | None, sampling: Mapping[str, Any]) -> SamplingParams:
     """`params`, or the defaults, with `sampling` on top. Raises SettingError for an unknown name or a bad value."""
-    known = [entry.name for entry in fields(SamplingParams)]
     for name in sampling:
-        if name not in known:
-            raise SettingError(f"there is no sampling parameter {name!r}; wanted one of {', '.join(known)}")
-    return replace(params or SamplingParams(), **sampling)
+        if name not in _KNOWN:
+            raise SettingError(f"there is no sampling parameter {name!r}; wanted one of {', '.join(_KNOWN)}")
+    params = params or _DEFAULTS
+    return replace(params, **sampling) if sampling else params

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -87,9 +88,6 @@ class Sampler:
         self._edits = tuple(name for name in filters if name in _EDITS) if params.greedy else filters[:first]
         self._filters = filters[first:]
         self._xtc = "xtc" in self._filters and not params.greedy
-        self._random = np.random.default_rng(params.seed)
-        # XTC has its own, so that the other gives one number a token whatever the parameters are
-        self._xtc_random = np.random.default_rng(None if params.seed is None else [params.seed, 1])
         self._mu = 2.0 * params.mirostat_tau
         window = None if params.repeat_last_n < 0 else params.repeat_last_n
         self._window: deque[int] = deque(maxlen=window)
@@ -101,6 +99,15 @@ class Sampler:
                 self._count(token)
         if params.dries:
             self._dry = Dry(params, n_vocab, breakers or {}, before)
+
+    @cached_property  # greedy answers need none
+    def _random(self) -> np.random.Generator:
+        return np.random.default_rng(self.params.seed)
+
+    @cached_property
+    def _xtc_random(self) -> np.random.Generator:
+        """XTC has its own, so that the other gives one number a token whatever the parameters are."""
+        return np.random.default_rng(None if self.params.seed is None else [self.params.seed, 1])
 
     @property
     def complete(self) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgeinfer.errors import SettingError
-from edgeinfer.generate.params import SamplingArgs, SamplingParams
+from edgeinfer.generate.params import SamplingArgs, SamplingParams, merged
 
 
 def test_defaults_are_llama_cpps() -> None:
@@ -147,3 +147,19 @@ def test_parameters_cannot_change_afterwards() -> None:
 
 def test_the_keyword_arguments_are_the_fields() -> None:
     assert list(SamplingArgs.__annotations__) == [field.name for field in dataclasses.fields(SamplingParams)]
+
+
+def test_another_seed_changes_nothing_else() -> None:
+    params = SamplingParams(temperature=0.5, stop="end", logit_bias={3: -math.inf}, seed=1)
+    twin = params.seeded(2)
+    assert twin == dataclasses.replace(params, seed=2)
+    assert params.seed == 1
+
+
+def test_what_is_left_out_keeps_what_was_given_before() -> None:
+    given = SamplingParams(top_k=3)
+    assert merged(None, {}) == SamplingParams()
+    assert merged(given, {}) == given
+    assert merged(given, {"top_p": 0.5}) == SamplingParams(top_k=3, top_p=0.5)
+    with pytest.raises(SettingError, match="there is no sampling parameter 'top_q'"):
+        merged(given, {"top_q": 0.5})
