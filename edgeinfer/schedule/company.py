@@ -20,7 +20,7 @@ __all__ = ["Company"]
 
 COMPANY = 2  # answers that begin together; with three, gaps get a third longer
 HOLD_PART = 0.25  # of the time since it came in that a prompt may be held
-GAP_PART = 0.6  # of the target gap that a step of them may be expected to take; the rest is for what no forecast knows
+GAP_PART = 0.7  # of the target gap that a step of them may be expected to take; the rest is for what no forecast knows
 LEAST_ANSWER = 16  # tokens; shorter ones would gain little
 
 

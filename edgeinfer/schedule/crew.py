@@ -105,6 +105,8 @@ class Crew:
                 if lane == "prefill" and (coming := planner.next_in()) is not None:
                     return lambda: self._open(coming)
                 if (work := planner.plan(lane)) is not None:
+                    if planner.calls:
+                        self.changed.notify_all()
                     return lambda: self._run(work)
                 self.changed.wait()
             return None

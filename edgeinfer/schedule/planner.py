@@ -1,12 +1,15 @@
 """The scheduler's mind, without threads: which tokens the next forward of a lane holds, and on how many threads.
 
     prefill lane    chunks of prompts, first come first served by their place
-    decode lane     a token of every stream that is answering; with `ride`, a chunk of a prompt besides
+    decode lane     a token of every stream that is answering; with `ride`, a chunk of a prompt besides; while nobody is
+                    answered and prompts have waited long, chunks of the second prompt in line
 
 A chunk is as large as its time allows. While somebody reads an answer, the time is the target gap between two tokens of
 it; while nobody does, it is how long a cancel may have to wait. Small chunks waste time: reading the weights, and the keys
-before them, costs the same for 8 rows as for 80. So the target is longer while prompts wait in line for each other. Every
-method is called with the scheduler's lock held.
+before them, costs the same for 8 rows as for 80. So the target is longer while prompts wait in line for each other. Two
+prompts that are read abreast, each on a part of the threads, are read sooner than one after the other on all of them, since
+lanes do not wait for each other; the first of them is later for it, by at most HOLD_PART of its wait so far. Every method is
+called with the scheduler's lock held.
 """
 
 from __future__ import annotations
@@ -16,8 +19,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from .admission import Ledger, Line
-from .company import Company
-from .cost import GRAIN, CostModel, looks_of
+from .company import HOLD_PART, Company
+from .cost import GRAIN
+from .forecast import MOST_ROWS, Forecast
 from .options import ScheduleSettings
 from .sharing import Sharing, Way
 from .stream import Stream
@@ -30,7 +34,7 @@ MAX_CHUNK_S = 0.25  # where it can; half of it on a part of the threads, since t
 GAP_S, BUSY_GAP_S = 0.014, 0.026  # that nobody minds; while prompts wait in line for each other
 GAPS, BUSY_GAPS = 3.2, 3.8  # the same, in usual gaps of one stream, where those are longer
 LEAST_PART = 0.3  # of the time of a chunk on a part of the threads: what a shorter one may take where that fits better
-MOST_ROWS = 128  # of a chunk: what more of them compute on leaves the nearest caches, and each row takes longer
+GAIN = 1.05  # in rows a second that reading two prompts at once must promise: forecasts are no better than that
 LEAST_GAPS = 1.5  # in usual gaps of all streams that are answering: or prompts would hardly be read beside them
 
 
@@ -64,9 +68,10 @@ class Planner:
         self.waits: set[str] = set()  # lanes that wait for the other one's cores
         self.n_preempted = 0
         self.max_reading = self.max_writing = 0
-        self._costs: dict[tuple[int, bool], CostModel] = {}  # by threads, and whether the other lane runs too
+        self.forecast = Forecast(n_threads)
+        self.calls = False  # what was planned last leaves threads to the other lane, which may be asleep
         self._overhead_s = 0.0  # of a step beside its forward: sampling, text, queues
-        self.company = Company(self._together_s, self._read_s, lambda: self._gap_s(GAP_S, GAPS))
+        self.company = Company(self._together_s, self.forecast.read_s, lambda: self._gap_s(GAP_S, GAPS))
         self._now = 0.0  # clock reading when the last forward ended
         self._last_step: float | None = None  # clock reading when the last step of the answers ended
 
@@ -158,6 +163,7 @@ class Planner:
     def plan(self, lane: str) -> Work | None:
         """The lane's next forward; None when it has no work, or must wait for cores."""
         self.waits.discard(lane)
+        self.calls = False
         work = self._plan_prefill() if lane == "prefill" else self._plan_decode()
         if work is not None:
             for piece in work.pieces:
@@ -168,23 +174,30 @@ class Planner:
 
     def _plan_prefill(self) -> Work | None:
         ready, other, way = self._ready(), self.running.get("decode", 0), self._way()
+        beside = self._beside
         if not ready:
-            return None
-        if not self.writing or way.name == "whole":
-            if other:
+            if beside:
                 self.waits.add("prefill")
-                return None
-            both = bool(self.writing)
-            work = Work("prefill", self.n_threads, [], way if both else None)
-            self._add_chunk(work, ready, math.inf if way.name == "whole" else self.max_wait_s)
-            return work
-        if way.name == "ride":
-            return None  # the decode lane takes them along
-        if other + way.n_prefill > self.n_threads:
+            return None
+        n, budget_s = self.n_threads, self.max_wait_s
+        if way.name == "whole":
+            budget_s = math.inf
+        elif self.writing:
+            if way.name == "ride":
+                return None  # the decode lane takes them along
+            n, budget_s = way.n_prefill, self._part_s()
+        elif beside:
+            n -= other
+        elif self._abreast():
+            n, self.calls = way.n_prefill, not other
+        if n < 1 or other + n > self.n_threads:
             self.waits.add("prefill")
             return None
-        work = Work("prefill", way.n_prefill, [], way)
-        self._add_chunk(work, ready, self._part_s())
+        work = Work("prefill", n, [], way if self.writing or n < self.n_threads else None)
+        self._add_chunk(work, ready, budget_s)
+        if not work.pieces:
+            self.waits.add("prefill")
+            return None
         return work
 
     def _part_s(self) -> float:
@@ -198,7 +211,7 @@ class Planner:
 
     def _plan_decode(self) -> Work | None:
         if not self.writing:
-            return None
+            return self._plan_beside()
         other, way = self.running.get("prefill", 0), self._way()
         both = bool(self.reading)
         if way.name == "whole" and both:
@@ -211,10 +224,64 @@ class Planner:
             return None
         pieces = [Piece(s, 1, 1) for s in self.writing]
         looks = sum(s.n_held for s in self.writing)
-        work = Work("decode", n_threads, pieces, way if both else None, len(pieces), len(pieces), looks, looks)
+        n, shared = len(pieces), way if both else None
+        work = Work("decode", n_threads, pieces, shared, n_steps=n, rows=n, looks=looks, spans=looks)
         if both and way.name == "ride":
             self._add_chunk(work, self._ready(), self.target_gap_s() - self._overhead_s)
         return work
+
+    # ---- two prompts abreast ----------------------------------------------------------------------------------------
+
+    @property
+    def _beside(self) -> bool:
+        """Whether the decode lane reads a prompt now."""
+        work = self.in_hand.get("decode")
+        return work is not None and not work.n_steps
+
+    def _abreast(self) -> bool:
+        """Whether two prompts are to be read at once: nobody is answered, it is quicker, and the first can bear it."""
+        if self.writing or not self._splits:
+            return False
+        first, second, *_ = [*(s for s in self.reading if s.held_since is None), None, None]
+        if first is None or second is None or first.level != second.level:
+            return False
+        way, rate = self.sharing.way, self.forecast.rows_per_s
+        part = rate(first.n_held, way.n_prefill, self.max_wait_s)
+        both = rate(first.n_held, self.n_threads, self.max_wait_s)
+        if not (part and both) or part + rate(first.n_held, way.n_decode, self.max_wait_s) < GAIN * both:
+            return False
+        return first.n_todo / part - first.n_todo / both <= HOLD_PART * (self._now - first.run.accepted)
+
+    def _plan_beside(self) -> Work | None:
+        """The decode lane's forward while nobody is answered: of a prompt, the second in line."""
+        if not self._splits:
+            return None
+        other, way, ready = self.running.get("prefill", 0), self.sharing.way, self._ready()
+        if other <= way.n_prefill:
+            work = Work("decode", way.n_decode if other else self.n_threads, [], way)
+            self._add_ends(work, ready)
+            if work.pieces:
+                return work
+        begins = "prefill" in self.in_hand and any(piece.n_rows for piece in self.in_hand["prefill"].pieces)
+        if begins or not self._abreast():
+            return None  # an answer that begins there goes on here
+        if other > way.n_prefill:
+            self.waits.add("decode")
+            return None
+        work = Work("decode", way.n_decode, [], way)
+        second = ready if other else ready[1:]  # the first is the prefill lane's
+        if second:
+            self._add_chunk(work, second, self.max_wait_s)
+            if any(piece.n_rows for piece in work.pieces):
+                self._add_ends(work, self._ready())  # of those that were held for it
+        return work if work.pieces else None
+
+    def _add_ends(self, work: Work, streams: list[Stream]) -> None:
+        """Add the last rows of prompts, which were left for the decode lane: it goes on with their answers at once."""
+        taken = [piece.stream for piece in work.pieces]
+        for stream in streams:
+            if stream not in taken and stream.n_todo <= GRAIN and not stream.wants_all_rows:
+                work.add_chunk(stream, stream.n_todo, 1)
 
     def _ready(self) -> list[Stream]:
         """Prompts that may be read on now, in order."""
@@ -235,7 +302,7 @@ class Planner:
         way = self.sharing.way
         if way.name != "split" or self.sharing.measuring:
             return way
-        gap = self._step_s(self.writing, way.n_decode, True) + self._overhead_s
+        gap = self.forecast.step_s(self.writing, way.n_decode, True) + self._overhead_s
         return way if gap <= self.target_gap_s() else self.sharing.ride
 
     def _add_chunk(self, work: Work, streams: list[Stream], budget_s: float) -> None:
@@ -245,9 +312,10 @@ class Planner:
             room = most
         else:
             most = min(most, MOST_ROWS)
-            cost = self._cost(work.n_threads, work.shares)
-            room = cost.fit(budget_s, streams[0].n_held, most, rows=work.rows, looks=work.looks, spans=work.spans)
+            model = self.forecast.model(work.n_threads, work.shares)
+            room = model.fit(budget_s, streams[0].n_held, most, rows=work.rows, looks=work.looks, spans=work.spans)
         n_out = self.n_out - work.n_steps
+        parts = work.lane == "prefill" and (self._beside or (not self.writing and work.n_threads < self.n_threads))
         for stream in streams:
             n = min(stream.n_todo, room)
             if stream.wants_all_rows:
@@ -256,57 +324,29 @@ class Planner:
                 n -= GRAIN  # rather than leave a few rows that cost as much as a tile
             if n == stream.n_todo and self._splits:
                 n -= self.company.held_rows(stream, n, self.reading, self.writing, self._now)
+            if n == stream.n_todo and parts and not stream.wants_all_rows:
+                if n <= GRAIN:
+                    continue
+                n -= GRAIN  # for the decode lane, when it has read its chunk: an answer that has begun cannot wait
             last = n == stream.n_todo
             n_rows = n if stream.wants_all_rows else int(last)
             if n < 1 or n_rows > n_out:
                 break
-            work.pieces.append(Piece(stream, n, n_rows))
-            work.rows += n
-            looks = looks_of(stream.n_held, n)
-            work.looks += looks
-            work.chunk_looks += looks
-            work.spans += stream.n_held
+            work.add_chunk(stream, n, n_rows)
             n_out -= n_rows
             room -= n
             if not last or room < 1:
                 break
 
-    def _cost(self, n_threads: int, shared: bool) -> CostModel:
-        cost = self._costs.get((n_threads, shared))
-        if cost is None:
-            like = next(((n, c) for (n, _), c in self._costs.items() if c.known), None)
-            cost = CostModel() if like is None else CostModel(like[1], max(1.0, like[0] / n_threads))
-            self._costs[n_threads, shared] = cost
-        return cost
-
-    def _step_s(self, streams: list[Stream], n_threads: int, shared: bool = False) -> float:
-        """What a forward of the next token of each of these streams is expected to take."""
-        looks = sum(s.n_held for s in streams)
-        return self._cost(n_threads, shared).seconds(max(1, len(streams)), looks, looks)
-
     def _together_s(self, streams: list[Stream]) -> float:
         """What the decode lane's step of these streams is expected to take when all that they hold now is read."""
-        looks = sum(s.n_held + s.n_todo for s in streams)
-        return self._cost(self.sharing.way.n_decode, True).seconds(len(streams), looks, looks)
-
-    def _read_s(self, stream: Stream) -> float:
-        """What the rest of a prompt is expected to take on all threads."""
-        n = min(stream.n_todo, MOST_ROWS)
-        last = stream.n_held + stream.n_todo
-        middle = (stream.n_held + last) // 2
-        chunk_s = self._cost(self.n_threads, False).seconds(n, looks_of(middle, n), middle)
-        return chunk_s * stream.n_todo / max(n, 1)
-
-    def _row_s(self, position: float) -> float:
-        """What a prompt's row near a position is expected to cost in a chunk on all threads."""
-        first = int(position)
-        return self._cost(self.n_threads, False).seconds(64, looks_of(first, 64), first) / 64
+        return self.forecast.together_s(streams, self.sharing.way.n_decode)
 
     # ---- what forwards taught ---------------------------------------------------------------------------------------
 
     def usual_gap_s(self) -> float:
         """The gap between two tokens of the streams that are answering, if nothing else ran."""
-        return self._step_s(self.writing, self.n_threads) + self._overhead_s
+        return self.forecast.step_s(self.writing, self.n_threads) + self._overhead_s
 
     def target_gap_s(self) -> float:
         """The gap that chunks are cut for."""
@@ -316,7 +356,7 @@ class Planner:
     def _gap_s(self, least: float, gaps: float) -> float:
         if self.options.target_gap_s is not None:
             return self.options.target_gap_s
-        one = self._step_s(self.writing[:1], self.n_threads) + self._overhead_s
+        one = self.forecast.step_s(self.writing[:1], self.n_threads) + self._overhead_s
         return max(least, gaps * one, LEAST_GAPS * self.usual_gap_s())
 
     def done(self, work: Work, started: float, seconds: float, now: float) -> None:
@@ -324,7 +364,7 @@ class Planner:
         self.release(work)
         self._now = now
         if seconds > 0:
-            self._cost(work.n_threads, work.shares).note(work.rows, work.looks, seconds, work.spans)
+            self.forecast.note(work, seconds)
         gap = None
         if work.n_steps:
             self._overhead_s += 0.2 * (min(now - started - seconds, 0.1) - self._overhead_s)
@@ -341,8 +381,8 @@ class Planner:
         if not both or work.way is None:
             self.sharing.interrupted()
         elif self.sharing.note(work.way, now, work.rows - work.n_steps, work.chunk_looks, work.n_steps, gap):
-            token_s = self._step_s(self.writing, self.n_threads) / len(self.writing)
-            self.sharing.choose(self._row_s, token_s, self.target_gap_s())
+            token_s = self.forecast.step_s(self.writing, self.n_threads) / len(self.writing)
+            self.sharing.choose(self.forecast.row_s, token_s, self.target_gap_s())
 
     def release(self, work: Work) -> None:
         """A forward has ended, well or not: its cores and streams are free."""
@@ -353,7 +393,6 @@ class Planner:
 
     def stats(self) -> dict[str, Any]:
         """Counts now and so far, what was learnt, and how the cores are shared."""
-        costs = {f"{n} threads{' of two lanes' * shared}": c.figures() for (n, shared), c in self._costs.items()}
         return {
             "waiting": len(self.line),
             "reading": len(self.reading),
@@ -368,5 +407,5 @@ class Planner:
             "usual_gap_ms": round(1e3 * self.usual_gap_s(), 3),
             "target_gap_ms": round(1e3 * self.target_gap_s(), 3),
             "sharing": self.sharing.stats(),
-            "forward_ms": costs,
+            "forward_ms": self.forecast.figures(),
         }

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
 from ..engine.types import Batch
+from .cost import looks_of
 from .sharing import Way
 from .stream import Stream
 
@@ -32,6 +33,7 @@ class Work:
     n_threads: int
     pieces: list[Piece]
     way: Way | None  # how the cores are shared; None when this phase works alone
+    _: KW_ONLY
     n_steps: int = 0  # the first pieces that are steps of answers; the others are chunks of prompts
     rows: int = 0
     looks: int = 0  # sum of the rows' positions
@@ -42,6 +44,15 @@ class Work:
     def shares(self) -> bool:
         """Whether the other lane may run at the same time, on the rest of the threads."""
         return self.way is not None and self.way.name == "split"
+
+    def add_chunk(self, stream: Stream, n: int, n_rows: int) -> None:
+        """Add the next n tokens of a prompt, of which n_rows give logits."""
+        self.pieces.append(Piece(stream, n, n_rows))
+        looks = looks_of(stream.n_held, n)
+        self.rows += n
+        self.looks += looks
+        self.chunk_looks += looks
+        self.spans += stream.n_held
 
     def batch(self) -> Batch:
         """The forward's tokens as the engine takes them."""
