@@ -279,9 +279,15 @@ class Planner:
     def _add_ends(self, work: Work, streams: list[Stream]) -> None:
         """Add the last rows of prompts, which were left for the decode lane: it goes on with their answers at once."""
         taken = [piece.stream for piece in work.pieces]
+        n_out = self.n_out - sum(piece.n_rows for piece in work.pieces)
         for stream in streams:
-            if stream not in taken and stream.n_todo <= GRAIN and not stream.wants_all_rows:
-                work.add_chunk(stream, stream.n_todo, 1)
+            n = stream.n_todo
+            if stream in taken or n > GRAIN or stream.wants_all_rows:
+                continue
+            if work.rows + n > self.n_batch or n_out < 1:
+                break
+            work.add_chunk(stream, n, 1)
+            n_out -= 1
 
     def _ready(self) -> list[Stream]:
         """Prompts that may be read on now, in order."""

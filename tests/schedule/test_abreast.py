@@ -106,6 +106,20 @@ def test_a_prompt_of_few_tokens_is_not_passed_over() -> None:
     assert short.run.times[0] - short.run.accepted < 0.4  # two chunks at most
 
 
+@pytest.mark.parametrize(("n_batch", "n_out"), [(32, 64), (512, 4)])
+def test_no_forward_is_larger_than_the_engine_takes(n_batch: int, n_out: int) -> None:
+    """Nor are more rows of logits asked for, however many short prompts wait behind a long one."""
+    board = backlog(1.4, n=1, n_prompt=2000)
+    board.planner.max_streams, board.planner.n_batch, board.planner.n_out = 16, n_batch, n_out
+    short = [board.add(8, 5) for _ in range(14)]
+    for stream in short:
+        stream.run.accepted = board.now - 5.0
+    board.run(lambda: all(s.run.times for s in short))
+    assert abreast(board)
+    assert max(work.rows for work in abreast(board)) <= n_batch
+    assert max(sum(p.n_rows for p in work.pieces) for work in abreast(board)) <= n_out
+
+
 def test_what_a_step_looks_at_is_what_it_reads() -> None:
     """A step reads all keys that its tokens look at, and no row of a prompt: its cost is forecast by both."""
     board = Board(machine(1.4), sharing="split")

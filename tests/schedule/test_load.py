@@ -62,7 +62,7 @@ def load(sharing: str, gain: float, n: int = 96, in_flight: int = 16, n_out: int
 
 @pytest.mark.parametrize(("gain", "least_tokens"), [(1.45, 0.95), (1.7, 0.9)])
 def test_gaps_are_short_and_the_rest_costs_little(gain: float, least_tokens: float) -> None:
-    """0.95 of the tokens is wanted; where two threads are worth 1.7 the rules bring 0.93."""
+    """0.95 of the tokens is wanted; where two threads are worth 1.7 the rules bring 0.91."""
     split, whole = load("split", gain), load("whole", gain)
     assert whole.gap_s > 3.0 * split.gap_s
     assert split.ttft_s < 1.5 * whole.ttft_s
